@@ -100,7 +100,7 @@ def make_screen() -> AnnData:
 def permuted_once() -> Iterator[None]:
     """Probes learn from permuted labels once, not five times, for what is not about chance."""
     with pytest.MonkeyPatch.context() as patch:  # of its own: a test may undo what it has patched
-        patch.setattr(_probes, "_CHANCE_SIZE", 0)
+        patch.setattr(_probes, "_PERMUTED_FIT_SIZE", 0)
         yield
 
 

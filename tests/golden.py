@@ -46,7 +46,7 @@ from sklearn.preprocessing import StandardScaler
 
 import scbd
 from scbd import SCBDModel, baselines, data, datasets, metrics, nn
-from scbd.metrics._relationships import partners_found, relationship_chance, resampled_scores
+from scbd.metrics._relationships import expected_relationship_scores, partner_average_precision, resampled_scores
 
 # ---- names that may change: mend them here --------------------------------------------------------------------------
 IMAGE_KEY = "single_cell_images"
@@ -77,7 +77,7 @@ def relationship_difference(one: Any, two: Any, n_bootstrap: int) -> Any:
 
 
 def relationship_retrieval(relations: Any) -> Entries:
-    found = partners_found(relations)
+    found = partner_average_precision(relations)
     scores = {
         "scores/mean_average_precision": found["average_precision"].mean(),
         "scores/chance": found["chance"].mean(),
@@ -504,7 +504,7 @@ def _() -> Entries:
 def _() -> Entries:
     screen = scored_screen()
     relations = metrics.Relations(profiles_of(screen), screen.uns["truth"]["network"])
-    found = {f"chance/{name}": value for name, value in relationship_chance(relations).items()}
+    found = {f"chance/{name}": value for name, value in expected_relationship_scores(relations).items()}
     return found | prefixed("retrieval", relationship_retrieval(relations))
 
 

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from scbd._anndata import (
-    CROSS,
+    CROSS_SEPARATOR,
     as_columns,
-    column_codes,
-    column_numbers,
-    column_values,
-    control_names,
-    dense,
-    frame_numbers,
-    is_number,
-    label_codes,
+    check_control_labels,
+    check_dense,
+    encode_crossed_columns,
+    encode_labels,
+    frame_to_array,
+    is_numeric_column,
     label_text,
     label_values,
-    number_values,
+    parse_numbers,
+    read_numeric_column,
+    split_crossed_label,
 )
 
 
@@ -53,22 +53,22 @@ def test_crosses_have_the_same_name_only_if_all_their_values_are_the_same(rows):
 @given(st.lists(st.tuples(values, values, values), min_size=1, max_size=30))
 def test_crosses_are_taken_apart_again(rows):
     labels = label_values(pd.DataFrame(rows, columns=["x", "y", "z"]), ["x", "y", "z"])
-    codes = column_codes(labels.cat.categories)[labels.cat.codes]
+    codes = encode_crossed_columns(labels.cat.categories)[labels.cat.codes]
     for found, column in zip(codes.T, zip(*rows, strict=True), strict=True):
         assert len(set(found)) == len(set(column)) == len(set(zip(found, column, strict=True)))
-    assert [tuple(column_values(label)) for label in labels] == rows
+    assert [tuple(split_crossed_label(label)) for label in labels] == rows
 
 
 def test_codes_of_columns_stay_when_labels_are_added():
     known, added = ["P1 × A1", "P1 × B2"], ["P0 × A1", "P1 × C3"]
-    assert column_codes(known + added).tolist() == [[0, 0], [0, 1], [1, 0], [0, 2]]
-    assert column_codes(known).tolist() == column_codes(known + added)[:2].tolist()
+    assert encode_crossed_columns(known + added).tolist() == [[0, 0], [0, 1], [1, 0], [0, 2]]
+    assert encode_crossed_columns(known).tolist() == encode_crossed_columns(known + added)[:2].tolist()
 
 
 def test_crosses_read_as_their_values():
     obs = table(plate=["1", "1", "2"], well=pd.Categorical(["A1", "B2", "A1"]), day=[1.0, 2.0, 1.5])
     assert label_values(obs, ["plate", "well", "day"]).tolist() == ["1 × A1 × 1", "1 × B2 × 2", "2 × A1 × 1.5"]
-    assert CROSS == " × "
+    assert CROSS_SEPARATOR == " × "
 
 
 def test_whole_numbers_are_one_label_whether_read_as_floats_or_not():
@@ -76,14 +76,14 @@ def test_whole_numbers_are_one_label_whether_read_as_floats_or_not():
     floats = obs.assign(plate=obs["plate"].astype(float))
     for columns in (["plate"], ["plate", "well"]):
         known = label_values(obs, columns).cat.categories.tolist()
-        codes, unknown = label_codes(label_values(floats, columns), known)
+        codes, unknown = encode_labels(label_values(floats, columns), known)
         assert unknown == []
-        np.testing.assert_array_equal(codes, label_codes(label_values(obs, columns), known)[0])
+        np.testing.assert_array_equal(codes, encode_labels(label_values(obs, columns), known)[0])
 
 
 def test_codes_are_those_of_the_known_labels():
     labels = label_values(table(gene=["c", "x", "a", "c", "y"]), "gene")
-    codes, unknown = label_codes(labels, ["a", "b", "c"])
+    codes, unknown = encode_labels(labels, ["a", "b", "c"])
     assert codes.dtype == np.int64
     assert codes.tolist() == [2, 3, 0, 2, 4]
     assert unknown == ["x", "y"]
@@ -117,7 +117,7 @@ def test_a_number_and_its_text_are_one_label():
     """As where a table with numbers was put beside one with text."""
     labels = label_values(table(well=pd.Series([1, 2, "1", 2.0, "3"], dtype=object)), "well")
     assert labels.tolist() == [1, 2, 1, 2, "3"]
-    codes, unknown = label_codes(label_values(table(well=["2", "4", "1"]), "well"), [1, 2])
+    codes, unknown = encode_labels(label_values(table(well=["2", "4", "1"]), "well"), [1, 2])
     assert codes.tolist() == [1, 2, 0] and unknown == ["4"]
 
 
@@ -126,7 +126,7 @@ def test_cells_may_be_left_without_a_label():
     assert label_values(obs, "plate", allow_missing=True).isna().tolist() == [False, True, False, False]
     crossed = label_values(obs, ["plate", "well"], allow_missing=True)
     assert crossed.isna().tolist() == [False, True, True, False]
-    assert label_codes(crossed, ["b × x"])[0].tolist() == [1, -1, -1, 0]
+    assert encode_labels(crossed, ["b × x"])[0].tolist() == [1, -1, -1, 0]
 
 
 def test_bad_columns_get_a_sentence(cells):
@@ -147,29 +147,29 @@ def test_bad_columns_get_a_sentence(cells):
 @pytest.mark.parametrize("stored", [0, 0.0, np.int8(0), np.float32(0), "0"], ids=repr)
 @pytest.mark.parametrize("control", [0, 0.0, np.int64(0), np.float64(0), "0", [0], np.zeros(1), (0, "0")], ids=repr)
 def test_a_control_has_the_name_of_its_label_however_both_are_stored(stored, control):
-    assert control_names(control, [label_text(stored), "1.5"], "y") == ["0"]
+    assert check_control_labels(control, [label_text(stored), "1.5"], "y") == ["0"]
 
 
 def test_controls_are_one_value_or_several():
     labels = np.array(["DMSO", "a", "water", "a", "True"], dtype=object)
-    assert control_names("DMSO", labels, "y") == ["DMSO"]
-    assert control_names(["water", "DMSO", "water"], labels, "y") == ["water", "DMSO"]
-    assert control_names(pd.Series(["water"]), labels, "y") == ["water"]
-    assert control_names(True, labels, "y") == ["True"]
-    assert control_names([], labels, "y") == []
+    assert check_control_labels("DMSO", labels, "y") == ["DMSO"]
+    assert check_control_labels(["water", "DMSO", "water"], labels, "y") == ["water", "DMSO"]
+    assert check_control_labels(pd.Series(["water"]), labels, "y") == ["water"]
+    assert check_control_labels(True, labels, "y") == ["True"]
+    assert check_control_labels([], labels, "y") == []
 
 
 @pytest.mark.parametrize("control", [None, np.nan, pd.NA, ["DMSO", None], [np.nan]], ids=repr)
 def test_what_is_missing_is_no_control_and_not_the_text_nan(control):
     with pytest.raises(ValueError, match="is no value: give control the value of 'y' for unperturbed"):
-        control_names(control, ["DMSO", "nan", "None", "<NA>"], "y")
+        check_control_labels(control, ["DMSO", "nan", "None", "<NA>"], "y")
 
 
 def test_an_absent_control_is_named_with_what_there_is():
     with pytest.raises(
         ValueError, match=r"No row has the control 'dmso' in 'y' \(it holds DMSO, a, b, c, d, …\).* Did you mean 'DMSO'"
     ):
-        control_names(["DMSO", "dmso"], ["DMSO", *"aabcdef"], "y")
+        check_control_labels(["DMSO", "dmso"], ["DMSO", *"aabcdef"], "y")
 
 
 def timed(values: object) -> pd.DataFrame:
@@ -181,9 +181,9 @@ def timed(values: object) -> pd.DataFrame:
 )
 def test_numbers_of_any_kind(values):
     obs = timed(values)
-    assert is_number(obs["t"])
-    assert number_values(obs, "t").tolist() == [3.0, 1.0]
-    assert number_values(obs, "t").dtype == np.float64
+    assert is_numeric_column(obs["t"])
+    assert read_numeric_column(obs, "t").tolist() == [3.0, 1.0]
+    assert read_numeric_column(obs, "t").dtype == np.float64
 
 
 @pytest.mark.parametrize(
@@ -193,22 +193,22 @@ def test_numbers_of_any_kind(values):
 )
 def test_what_is_no_number_is_said(values):
     obs = timed(values)
-    assert not is_number(obs["t"])
+    assert not is_numeric_column(obs["t"])
     with pytest.raises(TypeError, match=r"obs\['t'\] holds no numbers .*astype\(float\)"):
-        number_values(obs, "t")
+        read_numeric_column(obs, "t")
 
 
 @pytest.mark.parametrize("values", [[1.0, np.nan, np.inf], pd.array([1, None, None], dtype="Int64")], ids=str)
 def test_missing_numbers_are_said(values):
     with pytest.raises(ValueError, match=r"obs\['t'\] has no finite value for 2 of 3 cells \(rows 1, 2\): give"):
-        number_values(timed(values), "t")
+        read_numeric_column(timed(values), "t")
 
 
 def test_missing_columns_are_said():
     with pytest.raises(KeyError, match="obs has no 'Time'"):
-        number_values(pd.DataFrame({"time": [1.0]}), "Time")
+        read_numeric_column(pd.DataFrame({"time": [1.0]}), "Time")
     with pytest.raises(ValueError, match="obs has 2 columns of the name 't'"):
-        number_values(pd.DataFrame([[1.0, 2.0]], columns=["t", "t"]), "t")
+        read_numeric_column(pd.DataFrame([[1.0, 2.0]], columns=["t", "t"]), "t")
 
 
 # of pandas, of pandas with missing values, of PyArrow
@@ -220,7 +220,7 @@ TRUTH = ["bool", "boolean", "bool[pyarrow]"]
 def test_numbers_and_truth_values_are_numbers_however_they_are_stored(dtypes, seed):
     values = np.random.default_rng(seed).integers(0, 2, size=(4, len(dtypes)))
     frame = pd.DataFrame({number: pd.Series(values[:, number], dtype=dtype) for number, dtype in enumerate(dtypes)})
-    found = frame_numbers(frame, "obsm['x']")
+    found = frame_to_array(frame, "obsm['x']")
     assert found.dtype.kind in "biuf"
     np.testing.assert_array_equal(found, values)
 
@@ -228,18 +228,18 @@ def test_numbers_and_truth_values_are_numbers_however_they_are_stored(dtypes, se
 @pytest.mark.parametrize("dtype", ["Float64", "Int64", "boolean", "int64[pyarrow]", "bool[pyarrow]"])
 def test_what_is_missing_is_no_number(dtype):
     frame = pd.DataFrame({"a": pd.Series([1, None], dtype=dtype), "b": [0.5, 2.0]})
-    np.testing.assert_array_equal(frame_numbers(frame, "x"), [[1, 0.5], [np.nan, 2]])
+    np.testing.assert_array_equal(frame_to_array(frame, "x"), [[1, 0.5], [np.nan, 2]])
 
 
 @pytest.mark.parametrize("values", [[1, 2.5], [Decimal(1), Decimal("2.5")], [np.float32(1), np.float64(2.5)]])
 def test_numbers_that_are_stored_as_objects_are_numbers(values):
     frame = pd.DataFrame({"a": [0, 1], "b": np.array([*values], dtype=object)})
-    np.testing.assert_array_equal(frame_numbers(frame, "x"), [[0, 1], [1, 2.5]])
+    np.testing.assert_array_equal(frame_to_array(frame, "x"), [[0, 1], [1, 2.5]])
     assert frame["b"].dtype == object
 
 
 def test_a_frame_of_one_dtype_keeps_it():
-    assert frame_numbers(pd.DataFrame(np.zeros((2, 3), np.float32)), "x").dtype == np.float32
+    assert frame_to_array(pd.DataFrame(np.zeros((2, 3), np.float32)), "x").dtype == np.float32
 
 
 OTHERS: dict[str, Any] = {
@@ -255,16 +255,16 @@ OTHERS: dict[str, Any] = {
 def test_columns_that_hold_no_numbers_are_named(name):
     frame = pd.DataFrame({"a": [1.0, 2.0], name: OTHERS[name]})
     with pytest.raises(TypeError, match=rf"obsm\['x'\] has columns that hold no numbers \({name} in [12] of 2 rows"):
-        frame_numbers(frame, "obsm['x']")
+        frame_to_array(frame, "obsm['x']")
 
 
 def test_what_is_read_by_row_is_left_where_it_is(tmp_path):
     np.save(tmp_path / "z.npy", np.eye(3))
     stored = np.load(tmp_path / "z.npy", mmap_mode="r")
-    assert dense(stored, "z") is stored
+    assert check_dense(stored, "z") is stored
     for matrix in (sparse.csr_matrix(np.eye(3)), sparse.coo_array(np.eye(3))):
         with pytest.raises(ValueError, match=r"z is a sparse matrix, .*: give z.toarray\(\)"):
-            dense(matrix, "z")
+            check_dense(matrix, "z")
 
 
 def test_numbers_of_a_column_are_those_of_nobody_else():
@@ -272,5 +272,5 @@ def test_numbers_of_a_column_are_those_of_nobody_else():
     kept = np.arange(3.0)
     kept.flags.writeable = False
     obs = pd.DataFrame({"time": pd.Series(kept, copy=False)}, copy=False)
-    for found in (number_values(obs, "time"), column_numbers(obs["time"])[0]):
+    for found in (read_numeric_column(obs, "time"), parse_numbers(obs["time"])[0]):
         assert found.flags.writeable and not np.shares_memory(found, kept)

@@ -119,7 +119,7 @@ def test_precision_runs_and_is_not_run_again(alone, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("permuted_once")
 def test_a_million_cells_in_small(load, alone, tmp_path, monkeypatch):
     million = load("million")
-    watched = million.watched
+    watched = million.forward_with_intermediates
 
     def here(stage: str, folder: Path, size: Any) -> dict[str, Any]:
         """A first stage by itself, the others without loading libraries again."""
@@ -127,7 +127,7 @@ def test_a_million_cells_in_small(load, alone, tmp_path, monkeypatch):
             return watched(stage, folder, size)
         return {"stage": stage, "own_mib": 1, "trace": [[0.1, 1, 1]]} | million.one_stage(stage, folder, size)
 
-    monkeypatch.setattr(million, "watched", here)
+    monkeypatch.setattr(million, "forward_with_intermediates", here)
     module, table = alone("million", "--smoke")
     assert [row["stage"] for row in table] == module.STAGES[:3] + ["train, steps of 1,024"] + module.STAGES[4:]
     assert table[1]["cells"] == "600"

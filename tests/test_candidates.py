@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from conftest import make_wells
 
-from scbd._candidates import CellLabels, ReferenceCells, add_standardised, corrected_inputs, reference_cells, scaled
+from scbd._candidates import (
+    CellLabels,
+    ReferenceCells,
+    add_standardised,
+    choose_reference_cells,
+    compute_corrected_inputs,
+    standardize_over_training_cells,
+)
 from scbd.baselines import standardize_by_environment
 
 
@@ -23,15 +30,15 @@ def labels_of_wells(**more: Any) -> CellLabels:
 
 def test_corrected_inputs_do_not_depend_on_held_out_cells():
     labels, x = labels_of_wells(), np.asarray(make_wells().X)
-    reference = reference_cells(labels)
-    found = corrected_inputs("features", x, labels, reference)
+    reference = choose_reference_cells(labels)
+    found = compute_corrected_inputs("features", x, labels, reference)
     assert [*found][:2] == ["features", "features, standardised by plate"] and [*found][-1].endswith("WCCN")
     plates = labels.environments["plate"]
     expected = standardize_by_environment(x, plates, fit=labels.is_train)
     np.testing.assert_array_equal(found["features, standardised by plate"], expected)
     other = np.where(labels.is_train[:, None], x, 7).astype(x.dtype)
     renamed = replace(labels, y=np.where(labels.is_train, labels.y, "unknown"))
-    again = corrected_inputs("features", other, renamed, reference)
+    again = compute_corrected_inputs("features", other, renamed, reference)
     assert [*again] == [*found]
     for name in found:
         np.testing.assert_array_equal(found[name][labels.is_train], again[name][labels.is_train])
@@ -41,8 +48,8 @@ def test_corrected_inputs_sphered_need_enough_training_controls():
     labels, x = labels_of_wells(), np.asarray(make_wells().X)
     few = replace(labels, is_control=labels.is_control & (np.arange(len(x)) < 12))
     many = replace(labels, is_control=np.arange(len(x)) % 2 == 0)
-    assert not any("sphered" in name for name in corrected_inputs("features", x, few, None))
-    found = corrected_inputs("features", x, many, ReferenceCells("plate", "cells", labels.is_train))
+    assert not any("sphered" in name for name in compute_corrected_inputs("features", x, few, None))
+    found = compute_corrected_inputs("features", x, many, ReferenceCells("plate", "cells", labels.is_train))
     assert {"features, sphered", "features, standardised by plate, sphered"} <= set(found)
 
 
@@ -50,12 +57,12 @@ def test_corrected_inputs_that_cannot_be_computed_are_missing_and_logged(caplog)
     labels, x = labels_of_wells(), np.asarray(make_wells().X)
     alone = replace(labels, environments={"plate": np.where(np.arange(len(x)) == 0, "alone", "p")})
     caplog.set_level("INFO")
-    found = corrected_inputs("features", x, alone, reference_cells(alone))
+    found = compute_corrected_inputs("features", x, alone, choose_reference_cells(alone))
     assert next(iter(found)) == "features" and "features, standardised by plate" not in found
     assert "features, standardised by plate is not compared" in caplog.text
     # an embedding that was trained for hours must not be lost to it, either
     trained = {"z_c": x}
-    add_standardised(trained, "z_c", alone, reference_cells(alone))
+    add_standardised(trained, "z_c", alone, choose_reference_cells(alone))
     assert [*trained] == ["z_c"] and "z_c, standardised by plate is not compared" in caplog.text
 
 
@@ -65,7 +72,7 @@ def test_reference_cells_environment_without_training_cells_is_estimated_from_it
     plate = labels.environments["plate"]
     held_out = plate == plate[0]
     labels = replace(labels, is_train=~held_out)
-    reference = reference_cells(labels, kind)
+    reference = choose_reference_cells(labels, kind)
     assert reference is not None and reference[:2] == ("plate", kind)
     rows = reference.rows
     asked = labels.is_control if kind == "controls" else np.ones(len(plate), dtype=bool)
@@ -87,22 +94,22 @@ def test_reference_cells_choose_the_finest_environment_and_controls_where_pertur
         is_train=np.ones(n, dtype=bool),
         is_control=np.zeros(n, dtype=bool),
     )
-    found = reference_cells(labels)
+    found = choose_reference_cells(labels)
     assert found is not None and found[:2] == ("well", "cells")
     # each well has a perturbation of its own next to controls
     is_control = rng.random(n) < 0.4
     nested = replace(labels, y=np.where(is_control, "DMSO", well.astype(str)), is_control=is_control)
-    found = reference_cells(nested)
+    found = choose_reference_cells(nested)
     assert found is not None and found[:2] == ("well", "controls")
     # and without controls, nothing separates a well from its perturbation
-    assert reference_cells(replace(nested, y=well.astype(str), is_control=np.zeros(n, dtype=bool))) is None
+    assert choose_reference_cells(replace(nested, y=well.astype(str), is_control=np.zeros(n, dtype=bool))) is None
 
 
 def test_scaled_training_cells_have_mean_0_and_variance_1_and_constant_features_are_0():
     rng = np.random.default_rng(0)
     x = np.column_stack([5 + 3 * rng.normal(size=200), np.full(200, 7.0)])
     train = np.arange(200) < 150
-    found = scaled(x, train)
+    found = standardize_over_training_cells(x, train)
     np.testing.assert_allclose(found[train].mean(0), 0, atol=1e-6)
     np.testing.assert_allclose(found[train, 0].std(), 1, rtol=1e-6)
     assert not found[:, 1].any()

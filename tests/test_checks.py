@@ -10,7 +10,7 @@ import pytest
 from conftest import make_cells
 
 from scbd import data
-from scbd._checks import check_choice, resized_to
+from scbd._checks import check_choice, size_after_resizing
 
 
 @pytest.mark.parametrize(
@@ -24,19 +24,19 @@ from scbd._checks import check_choice, resized_to
     ],
 )
 def test_sizes(image_size, stored, expected):
-    assert resized_to(image_size, *stored) == expected
+    assert size_after_resizing(image_size, *stored) == expected
 
 
 def test_what_is_not_square_is_not_squashed_unasked():
     said = r"squash images of 32 × 160 pixels.*proportions with image_size=\(6, 32\), or .* with image_size=\(32, 32\)"
     with pytest.raises(ValueError, match=said):
-        resized_to(32, 32, 160)
+        size_after_resizing(32, 32, 160)
 
 
 @pytest.mark.parametrize("image_size", [0, -1, 2.5, "32", (4,), (4, 4, 4), (0, 4), (4.5, 4), [4, "4"]], ids=str)
 def test_sizes_that_are_none(image_size):
     with pytest.raises(ValueError, match="image_size must be a positive number of pixels, or \\(height, width\\), got"):
-        resized_to(image_size, 12, 12)
+        size_after_resizing(image_size, 12, 12)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from PIL import Image
 
 import scbd
 from scbd import _speed, cli
-from scbd.cli import Cells, Model, Training, main
+from scbd.cli import CellOptions, ModelOptions, TrainingOptions, main
 from scbd.data import open_screen
 
 QUICK = ["--max-steps", "3", "--batch-size", "24", "--accelerator", "cpu"]
@@ -71,14 +71,14 @@ def test_select_alpha(tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", ["images", "table"])
 def test_benchmark_says_how_fast_it_is_and_trains_no_longer_than_that_takes(kind, tmp_path, capsys, monkeypatch):
-    clocks: list[_speed._Clock] = []
+    clocks: list[_speed._SpeedCallback] = []
 
-    class Clock(_speed._Clock):
+    class Clock(_speed._SpeedCallback):
         def __init__(self) -> None:
             clocks.append(self)
 
-    monkeypatch.setattr(_speed, "_Clock", Clock)
-    monkeypatch.setattr(_speed, "_LONG_ENOUGH", 1e-6)
+    monkeypatch.setattr(_speed, "_SpeedCallback", Clock)
+    monkeypatch.setattr(_speed, "_MEASURED_SECONDS", 1e-6)
     command = ["benchmark", str(tmp_path / "cells.h5ad"), "--e-key", "plate", "--accelerator", "cpu"]
     if kind == "images":
         make_cells().write_h5ad(tmp_path / "cells.h5ad")
@@ -139,15 +139,26 @@ def test_mistakes_are_named_and_exit_with_2(command, named, capsys):
 
 def test_options_are_arguments_with_their_defaults():
     train, model = inspect.signature(scbd.SCBDModel.train).parameters, inspect.signature(scbd.SCBDModel).parameters
-    assert {field.name for field in fields(Training)} <= set(train)
-    for options, known in ((Training, train), (Model, model)):
+    assert {field.name for field in fields(TrainingOptions)} <= set(train)
+    for options, known in ((TrainingOptions, train), (ModelOptions, model)):
         for field in fields(options):
             if field.name in known:
                 assert field.default == known[field.name].default, field.name
 
 
 @pytest.mark.parametrize(
-    "described", [cli.inspect, cli.benchmark, cli.convert, cli.run, cli.select_alpha, cli.demo, Cells, Model, Training]
+    "described",
+    [
+        cli.inspect,
+        cli.benchmark,
+        cli.convert,
+        cli.run,
+        cli.select_alpha,
+        cli.demo,
+        CellOptions,
+        ModelOptions,
+        TrainingOptions,
+    ],
 )
 def test_every_option_is_described(described):
     """What help shows is what docstrings say."""
@@ -162,7 +173,7 @@ def test_the_package_is_a_command_too():
 
 def test_a_default_that_is_yes_can_be_said_no_to():
     _, bound, _ = cli.app.parse_args(["run", "x", "--y-key", "a", "--e-key", "b", "--out", "o", "--no-augment"])
-    assert not bound.arguments["model"].augment and cli.Model().augment
+    assert not bound.arguments["model"].augment and cli.ModelOptions().augment
 
 
 def test_a_warning_is_a_sentence(tmp_path):

@@ -74,7 +74,7 @@ def test_metrics_compare_within_folds(monkeypatch):
     monkeypatch.setattr(
         SCBDModel, "get_latent_representation", lambda self, indices: np.tile(next(points), (len(indices), 1))
     )
-    monkeypatch.setattr("scbd._cross_fit.trained", lambda model, *args, **how: model)
+    monkeypatch.setattr("scbd._cross_fit.train_or_load", lambda model, *args, **how: model)
     wells = make_wells(n_compounds=8, n_controls=8)
     wells.obs["scbd_split"] = "train"  # of an earlier run
     found = cross_fit(wells, **WELLS | {"n_folds": 4, "position_key": "well"})

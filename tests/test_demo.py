@@ -15,8 +15,8 @@ from scbd.cli import main
 def test_demo_digits_compares_two_systems_and_two_controls(tmp_path, monkeypatch, capsys):
     """A handful of steps: what it writes and what it compares. Its numbers at full length are in the docs."""
     monkeypatch.setattr("scbd.pl.umap_blocks", lambda *args, **how: plt.subplots(squeeze=False)[1])  # takes seconds
-    monkeypatch.setitem(_demo.UNTRAINED, "max_steps", 5)
-    monkeypatch.setitem(_demo.TRAINING, "batch_size", 128)
+    monkeypatch.setitem(_demo.RANDOM_ENCODER_TRAINING, "max_steps", 5)
+    monkeypatch.setitem(_demo.DIGITS_TRAINING, "batch_size", 128)
     assert main(["demo", "digits", "--out", str(tmp_path / "demo"), "--max-steps", "40"]) == 0
     assert str(tmp_path / "demo") in capsys.readouterr().out
     table = pd.read_csv(tmp_path / "demo" / "metrics.csv", index_col="system")
@@ -39,7 +39,7 @@ def test_demo_digits_compares_two_systems_and_two_controls(tmp_path, monkeypatch
 def test_demo_screen_goes_from_images_to_report_and_continues(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("scbd.pl.umap_blocks", lambda *args, **how: plt.subplots(squeeze=False)[1])
     monkeypatch.setattr("scbd._run.write_report", lambda report, path: path.write_text(report.verdict))
-    monkeypatch.setitem(_demo.SCREEN, "n_cells", 400)
+    monkeypatch.setitem(_demo.SCREEN_SIMULATION, "n_cells", 400)
     out = tmp_path / "demo"
     for _ in range(2):  # the second call finds everything done
         assert main(["demo", "--out", str(out), "--max-steps", "3"]) == 0

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from scbd._files import (
-    check_distinct,
     check_file,
-    named_when_whole,
-    one_torch_thread,
+    check_plates_distinct,
+    keep_torch_threads,
+    limit_torch_to_one_thread,
+    open_atomically,
     partial_path,
     progress_bar,
     remove_partials,
-    torch_threads_kept,
-    written_whole,
+    write_atomically,
 )
 
 
@@ -23,21 +23,21 @@ def test_one_place_by_two_names(tmp_path):
     (tmp_path / "a.h5ad").touch()
     (tmp_path / "b.h5ad").touch()
     (tmp_path / "link").symlink_to(tmp_path / "a.h5ad")
-    check_distinct([tmp_path / "a.h5ad", str(tmp_path / "b.h5ad"), object(), object()])
+    check_plates_distinct([tmp_path / "a.h5ad", str(tmp_path / "b.h5ad"), object(), object()])
     with pytest.raises(ValueError, match=r"a.h5ad is given twice: each cell would be there twice"):
-        check_distinct([tmp_path / "a.h5ad", str(tmp_path / "a.h5ad")])
+        check_plates_distinct([tmp_path / "a.h5ad", str(tmp_path / "a.h5ad")])
     with pytest.raises(ValueError, match=r"a.h5ad and .*link are one: each cell"):
-        check_distinct([tmp_path / "a.h5ad", tmp_path / "b.h5ad", tmp_path / "link"])
+        check_plates_distinct([tmp_path / "a.h5ad", tmp_path / "b.h5ad", tmp_path / "link"])
     table = object()
     with pytest.raises(ValueError, match=r"plate 0 \(object\) and plate 2 \(object\) are one: each cell"):
-        check_distinct([table, object(), table])
+        check_plates_distinct([table, object(), table])
 
 
 def test_half_a_file_never_takes_the_name_of_a_whole_one(tmp_path):
     path = tmp_path / "new" / "a.ckpt"
-    with written_whole(path) as file:
+    with open_atomically(path) as file:
         file.write(b"good")
-    with pytest.raises(RuntimeError, match="disk full"), written_whole(path) as file:
+    with pytest.raises(RuntimeError, match="disk full"), open_atomically(path) as file:
         file.write(b"ha")
         assert path.read_bytes() == b"good"
         raise RuntimeError("disk full")
@@ -59,7 +59,7 @@ def test_a_file_is_on_disk_before_it_takes_its_name(tmp_path, monkeypatch):
 
     for name in ("fsync", "replace"):
         monkeypatch.setattr(os, name, noted(name))
-    with written_whole(tmp_path / "a") as file:
+    with open_atomically(tmp_path / "a") as file:
         file.write(b"x")
     assert done == ["fsync", "replace", "fsync"]
 
@@ -67,11 +67,11 @@ def test_a_file_is_on_disk_before_it_takes_its_name(tmp_path, monkeypatch):
 def test_a_path_takes_its_name_when_what_writes_there_is_done(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("before")
-    with pytest.raises(RuntimeError, match="disk full"), named_when_whole(path) as partial:
+    with pytest.raises(RuntimeError, match="disk full"), write_atomically(path) as partial:
         partial.write_text("ha")
         raise RuntimeError("disk full")
     assert path.read_text() == "before"
-    with named_when_whole(path) as partial:
+    with write_atomically(path) as partial:
         partial.write_text("after")
         assert path.read_text() == "before"
     assert path.read_text() == "after"
@@ -81,9 +81,9 @@ def test_a_path_takes_its_name_when_what_writes_there_is_done(tmp_path):
 def test_two_who_write_one_file_do_not_meet(tmp_path):
     """Each to a place of its own: the last to end has its whole file there."""
     path = tmp_path / "row.json"
-    with named_when_whole(path) as first:
+    with write_atomically(path) as first:
         first.write_text("first")
-        with named_when_whole(path) as second:
+        with write_atomically(path) as second:
             second.write_text("second")
         assert path.read_text() == "second"
     assert path.read_text() == "first"
@@ -132,7 +132,7 @@ def test_a_bar_is_shown_where_waiting_is_long_or_where_it_is_asked_for(capsys, n
 
 def test_torch_keeps_its_threads_whatever_happens():
     before = torch.get_num_threads()
-    with pytest.raises(KeyError), torch_threads_kept():
+    with pytest.raises(KeyError), keep_torch_threads():
         torch.set_num_threads(before + 1)
         raise KeyError
     assert torch.get_num_threads() == before
@@ -140,15 +140,15 @@ def test_torch_keeps_its_threads_whatever_happens():
 
 def test_torch_is_not_loaded_for_it(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch")
-    with torch_threads_kept():
-        one_torch_thread()
+    with keep_torch_threads():
+        limit_torch_to_one_thread()
     assert "torch" not in sys.modules
 
 
 def test_one_thread_until_then():
     before = torch.get_num_threads()
-    with torch_threads_kept():
+    with keep_torch_threads():
         torch.set_num_threads(3)
-        one_torch_thread()
+        limit_torch_to_one_thread()
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before

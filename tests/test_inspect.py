@@ -17,7 +17,7 @@ from conftest import IMAGE_KEY as KEY
 from conftest import make_cells, make_wells
 from PIL import Image
 
-from scbd._inspect import _count_values, inspect, open_cells, propose_options
+from scbd._inspect import _count_values, describe_path, open_cells, propose_options
 from scbd.cli import main
 from scbd.data import write_screen
 
@@ -123,7 +123,7 @@ def write_pictures(path: Path) -> None:
 )
 def test_inspect_any_kind_describes_it_and_proposes_a_command(tmp_path, name, write, lines, command):
     write(tmp_path / name)
-    found = inspect(tmp_path / name)
+    found = describe_path(tmp_path / name)
     assert all(line in found for line in lines), found
     assert command.format(shlex.quote(str(tmp_path / name))) in found.splitlines()[-1]
 
@@ -216,7 +216,7 @@ def test_inspect_a_table_proposes_a_command_that_run_accepts(tmp_path, capsys, m
         tmp_path / "wells.csv", index=False
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("scbd._run._pictures", lambda *args: None)
+    monkeypatch.setattr("scbd._run._write_pictures", lambda *args: None)
     assert main(["inspect", "wells.csv"]) == 0
     (proposed,) = lines_of(capsys.readouterr().out, "Next: ")
     assert "…" not in proposed
@@ -233,7 +233,7 @@ def test_inspect_a_table_names_columns_of_numbers_that_it_does_not_take(tmp_path
     more = {"number of spots": features["nucleus 1"], "number of holes": 1.5, "number of edges": 2.5}
     table = features.assign(**{"mean of YAP": features["nucleus 0"], **more}).join(wells.obs)
     table.to_csv(tmp_path / "wells.csv", index=False)
-    found = inspect(tmp_path / "wells.csv")
+    found = describe_path(tmp_path / "wells.csv")
     assert lines_of(found, "Not taken") == [
         "Not taken as features: 2 columns of numbers (Number of cells, mean of YAP); to take them, add their names, or "
         "what they begin with, to --features."
@@ -246,8 +246,10 @@ def test_inspect_a_table_names_columns_of_numbers_that_it_does_not_take(tmp_path
 def test_inspect_images_says_of_how_many_cells_the_range_is(tmp_path):
     make_cells(96).write_h5ad(tmp_path / "many.h5ad")
     make_cells(60).write_h5ad(tmp_path / "few.h5ad")
-    assert all("in a random sample of 64 cells" in x for x in lines_of(inspect(tmp_path / "many.h5ad"), "  channel"))
-    assert not any("sample" in x for x in lines_of(inspect(tmp_path / "few.h5ad"), "  channel"))
+    assert all(
+        "in a random sample of 64 cells" in x for x in lines_of(describe_path(tmp_path / "many.h5ad"), "  channel")
+    )
+    assert not any("sample" in x for x in lines_of(describe_path(tmp_path / "few.h5ad"), "  channel"))
 
 
 def test_inspect_images_without_labels_asks_for_a_table_that_convert_accepts(tmp_path, monkeypatch):
@@ -255,13 +257,13 @@ def test_inspect_images_without_labels_asks_for_a_table_that_convert_accepts(tmp
     (tmp_path / "png").mkdir()
     for file in tmp_path.glob("[01]/*.png"):
         file.rename(tmp_path / "png" / file.name)
-    found = inspect(tmp_path / "png")
+    found = describe_path(tmp_path / "png")
     assert "a column with its name, such as 0.png" in found
     (proposed,) = lines_of(found, "Next: ")
     monkeypatch.chdir(tmp_path)
     pd.DataFrame({"name": [f"{i}.png" for i in range(8)], "gene": list("aabb") * 2}).to_csv("labels.csv", index=False)
     assert main(shlex.split(proposed.removeprefix("Next: scbd ").replace("…", "gene"))) == 0
-    assert "column gene: 2 values" in inspect(tmp_path / "screen.zarr")
+    assert "column gene: 2 values" in describe_path(tmp_path / "screen.zarr")
 
 
 def screen(**columns: Any) -> pd.DataFrame:

@@ -40,7 +40,7 @@ def quick_pictures(request, monkeypatch):
         empty = lambda *args, **how: plt.subplots(squeeze=False)[1]
         monkeypatch.setattr("scbd.pl.umap_blocks", empty)
         monkeypatch.setattr("scbd.pl.history", lambda *args, **how: empty().ravel())
-        monkeypatch.setattr(_report, "_picture", keep_words)
+        monkeypatch.setattr(_report, "_encode_figure", keep_words)
 
 
 def make_report(n_perturbations: int = 4, *, n_cells: int = 120, n_wells: int = 3, **changes: Any) -> Report:
@@ -283,8 +283,8 @@ def test_write_report_heat_map_keeps_the_strongest_and_no_controls(monkeypatch):
     weak = report.profiles * 1e-3
     profiles = pd.concat([weak, pd.DataFrame([[9.0] * 5], index=["mock"])])
     names: list[str] = []
-    monkeypatch.setattr(_report, "_picture", lambda figure, *rest, **how: names.extend(tick_labels(figure)))
-    _report._heat_map(replace(report, profiles=profiles, strongest=["gene_59"]))
+    monkeypatch.setattr(_report, "_encode_figure", lambda figure, *rest, **how: names.extend(tick_labels(figure)))
+    _report._draw_heat_map(replace(report, profiles=profiles, strongest=["gene_59"]))
     plt.close("all")
     assert len(names) == 40 and "gene_59" in names and "mock" not in names
     norms = np.linalg.norm(weak.drop("gene_59"), axis=1)
@@ -299,8 +299,8 @@ def test_write_report_heat_map_puts_similar_perturbations_together(monkeypatch):
     direction = np.random.default_rng(0).normal(size=(2, 5))
     profiles = pd.DataFrame(direction[[0, 1] * 4] + 0.01, index=[f"{'ab'[row % 2]}{row}" for row in range(8)])
     names: list[str] = []
-    monkeypatch.setattr(_report, "_picture", lambda figure, *rest, **how: names.extend(tick_labels(figure)))
-    _report._heat_map(make_report(profiles=profiles, strongest=[]))
+    monkeypatch.setattr(_report, "_encode_figure", lambda figure, *rest, **how: names.extend(tick_labels(figure)))
+    _report._draw_heat_map(make_report(profiles=profiles, strongest=[]))
     plt.close("all")
     assert len({name[0] for name in names[:4]}) == len({name[0] for name in names[4:]}) == 1
 
@@ -312,7 +312,7 @@ def test_write_report_crops_have_a_picture_per_channel_or_one_in_colour(n_channe
     assert report.crops is not None
     _, labels, _ = report.crops
     channels = [f"channel {number}" for number in range(n_channels)]
-    pictures = _report._crops(replace(report, crops=(images, labels, channels)))
+    pictures = _report._draw_crops(replace(report, crops=(images, labels, channels)))
     assert len(pictures) == n_pictures
     assert ("Red: channel 0, from" in pictures[0].caption[0]) == (n_channels == 3)
 
@@ -320,7 +320,7 @@ def test_write_report_crops_have_a_picture_per_channel_or_one_in_colour(n_channe
 @pytest.mark.parametrize("shape", [(6, 6), (6, 12), (40, 20)])
 @pytest.mark.parametrize("name", ["g", "Metadata_JCP2022_perturbation_by_name", "W" * 20])
 def test_write_report_crops_have_square_pixels_and_whole_names(shape, name):
-    figure = _report._mosaic([name, "control"], [np.zeros((3, 1, *shape))] * 2, "DNA")
+    figure = _report._draw_mosaic([name, "control"], [np.zeros((3, 1, *shape))] * 2, "DNA")
     require_readable(figure)
     (ax,) = figure.axes
     height, width = np.asarray(ax.images[0].get_array()).shape[:2]

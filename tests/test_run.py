@@ -16,10 +16,10 @@ from conftest import make_cells, make_wells
 import scbd
 from scbd import SCBDModel, run
 from scbd._evidence import SCORE_COLUMNS
-from scbd._run import input_pca
+from scbd._run import compute_input_pca
 from scbd._verdict import Verdict
 from scbd.baselines import pixel_pca
-from scbd.data._inputs import Inputs
+from scbd.data._inputs import InputLocation
 from scbd.data._sources import digest_cells
 from scbd.metrics import label_probe
 from scbd.model._objective import SCBDModule
@@ -49,9 +49,9 @@ def quick_umap(request, monkeypatch):
 def only_training(monkeypatch):
     """For what is not about the scores."""
     monkeypatch.setattr("scbd._run.evaluate", lambda *args, **how: pd.DataFrame({"f1": [0.5]}))
-    monkeypatch.setattr("scbd._run.judge", lambda *args, **how: NO_VERDICT)
-    monkeypatch.setattr("scbd._run.input_pca", lambda adata, *rest: np.zeros((adata.n_obs, 2)))
-    monkeypatch.setattr("scbd._run._pictures", lambda *args: None)
+    monkeypatch.setattr("scbd._run.judge_embeddings", lambda *args, **how: NO_VERDICT)
+    monkeypatch.setattr("scbd._run.compute_input_pca", lambda adata, *rest: np.zeros((adata.n_obs, 2)))
+    monkeypatch.setattr("scbd._run._write_pictures", lambda *args: None)
     monkeypatch.setattr("scbd._run.write_report", lambda report, path: path.write_text(report.verdict))
 
 
@@ -105,7 +105,9 @@ def test_everything_is_written(tmp_path):
         "e_key": ["plate", "well"],
         "image_key": "single_cell_images",
         "n_cells": 300,
-        "digest": digest_cells(Inputs.found(cells).source(cells), make_cells(300).obs[["gene", "plate", "well"]]),
+        "digest": digest_cells(
+            InputLocation.found(cells).source(cells), make_cells(300).obs[["gene", "plate", "well"]]
+        ),
     }
     assert settings["asked"] == {"model": MODEL, "training": TRAIN | {"train_size": 0.7}}
     assert settings["versions"]["scbd"] == scbd.__version__
@@ -355,8 +357,8 @@ def test_features_are_run_to_the_end(tmp_path, where):
 
 
 def test_the_pca_is_that_of_the_channels_a_model_looks_at(cells):
-    inputs = Inputs.found(cells, channels=["channel_1"])
-    found = input_pca(cells, inputs, seed=0)
+    inputs = InputLocation.found(cells, channels=["channel_1"])
+    found = compute_input_pca(cells, inputs, seed=0)
     np.testing.assert_array_equal(found, pixel_pca(cells, channels=["channel_1"]))
     assert np.abs(found - pixel_pca(cells)).max() > 1
 
@@ -377,7 +379,7 @@ def test_run_passes_labels_of_the_design_to_the_verdict(tmp_path, monkeypatch):
         judged.append(labels)
         return NO_VERDICT
 
-    monkeypatch.setattr("scbd._run.judge", judge)
+    monkeypatch.setattr("scbd._run.judge_embeddings", judge)
     how: dict[str, Any] = {"mechanism_key": "moa", "guide_key": "sgRNA", "setup_kwargs": {"control": "gene_0"}}
     run(cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL, train_kwargs=TRAIN, **how)
     (labels,) = judged
@@ -432,7 +434,7 @@ def test_loss_of_a_collapsed_embedding_is_no_bound_where_controls_are_named(tmp_
 
 @pytest.mark.parametrize("out", ["", "new/run"])
 def test_where_nothing_may_be_written_nothing_is_trained(tmp_path, monkeypatch, out):
-    monkeypatch.setattr("scbd._run.trained", None)
+    monkeypatch.setattr("scbd._run.train_or_load", None)
     monkeypatch.setattr("os.access", lambda path, how: path != tmp_path)  # to root, everything is permitted
     with pytest.raises(PermissionError, match="cannot be written to: give another directory"):
         run(make_cells(), y_key="gene", e_key="well", out=tmp_path / out, model_kwargs=MODEL, train_kwargs=TRAIN)

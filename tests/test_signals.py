@@ -31,7 +31,7 @@ from scbd.cli import main
 from scbd.data import _screens, open_screen, verify_screen
 from scbd.data._screens import BlockStore
 from scbd.model._plan import TrainingPlan
-from scbd.model._train import find_state
+from scbd.model._train import find_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Scores are")
 BOTH = (signal.SIGTERM, signal.SIGINT)
@@ -110,7 +110,7 @@ def test_run_ended_in_any_stage_is_continued_by_the_command_in_the_message(tmp_p
         (TrainingPlan, "training_step", 1),
         (torch, "save", 1),  # of a checkpoint
         (SCBDModel, "save", 1),
-        (_run, "input_pca", 1),
+        (_run, "compute_input_pca", 1),
         (_run, "evaluate", 1),
         (Figure, "savefig", 2),
         (AnnData, "write_h5ad", 1),
@@ -127,7 +127,7 @@ def test_run_ended_in_any_stage_is_continued_by_the_command_in_the_message(tmp_p
         read_all(out)
         assert not (out / "cells.h5ad").exists()
         command = shlex.split(said.partition("call: scbd ")[2])
-    assert find_state(out / "checkpoints", resume=True).step == 3  # type: ignore[union-attr]
+    assert find_checkpoint(out / "checkpoints", resume=True).step == 3  # type: ignore[union-attr]
     assert main(command) == 0
     read_all(out)
     assert contents(out).keys() == contents(whole).keys()
@@ -146,7 +146,7 @@ def test_select_alpha_ended_in_any_stage_continues_when_called_again(tmp_path, m
         (SCBDModel, "setup_anndata", 1),
         (TrainingPlan, "training_step", 5),  # of the second model
         (TrainingPlan, "training_step", 1),
-        (_select, "_scores", 2),
+        (_select, "_score_run", 2),
         (AlphaSelection, "plot", 1),
         (Figure, "savefig", 1),
     ]
@@ -172,7 +172,7 @@ def test_convert_ended_in_any_stage_continues_when_called_again(tmp_path, monkey
 
     stages = [
         (_readers, "read_crops", 1),
-        (_screens, "_scale", 1),
+        (_screens, "_output_intensity_range", 1),
         (BlockStore, "_write_header", 1),
         (BlockStore, "write", 2),  # in a thread
         (BlockStore, "done", 2),
@@ -201,14 +201,14 @@ def test_demo_ended_in_any_stage_starts_again(tmp_path, monkeypatch, capsys):
         (_demo, "colored_digits", 1),
         (_demo, "pixel_pca", 1),
         (TrainingPlan, "training_step", 2),
-        (_demo, "scores_of", 2),
+        (_demo, "score_embedding", 2),
         (pd.DataFrame, "to_csv", 1),
         (Figure, "savefig", 2),
     ]
     digits = _demo.colored_digits()[::12].copy()
     monkeypatch.setattr(_demo, "colored_digits", lambda **how: digits.copy())
-    monkeypatch.setitem(_demo.UNTRAINED, "max_steps", 2)
-    monkeypatch.setitem(_demo.TRAINING, "batch_size", 64)
+    monkeypatch.setitem(_demo.RANDOM_ENCODER_TRAINING, "max_steps", 2)
+    monkeypatch.setitem(_demo.DIGITS_TRAINING, "batch_size", 64)
     command = ["demo", "digits", "--max-steps", "2", "--out", str(tmp_path / "demo")]
     for (where, name, call), number in zip(stages, cycle(BOTH), strict=False):
         with monkeypatch.context() as patch:
@@ -309,13 +309,13 @@ def test_a_command_that_ends_in_spite_of_a_signal_does_not_look_finished(monkeyp
             return "all is well"
         raise AssertionError
 
-    monkeypatch.setattr("scbd._inspect.inspect", swallows)
+    monkeypatch.setattr("scbd._inspect.describe_path", swallows)
     assert "SIGTERM" in end_by_signal(capsys, signal.SIGTERM, ["inspect", "."])
 
 
 def test_an_ignored_ctrl_c_stays_ignored(monkeypatch):
     """A shell lets jobs in the background ignore it."""
-    monkeypatch.setattr("scbd._inspect.inspect", lambda *args, **how: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("scbd._inspect.describe_path", lambda *args, **how: signal.raise_signal(signal.SIGINT))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         assert main(["inspect", "."]) == 0
@@ -326,7 +326,7 @@ def test_an_ignored_ctrl_c_stays_ignored(monkeypatch):
 
 def test_main_runs_in_a_thread_which_can_install_no_handlers(monkeypatch):
     statuses: list[int] = []
-    monkeypatch.setattr("scbd._inspect.inspect", lambda *args, **how: "a table")
+    monkeypatch.setattr("scbd._inspect.describe_path", lambda *args, **how: "a table")
     thread = threading.Thread(target=lambda: statuses.append(main(["inspect", "."])))
     thread.start()
     thread.join()

@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 from scbd._candidates import CellLabels
-from scbd._evidence import predict_environments, retrieve
-from scbd._verdict import MARGIN, MIN_UNSEEN, judge
+from scbd._compare import MIN_UNSEEN_PERTURBATIONS
+from scbd._evidence import answer_first_question, predict_environments
+from scbd._verdict import MARGIN, judge_embeddings
 
 pytestmark = pytest.mark.filterwarnings("ignore:Logistic regression")
 N_DIMENSIONS = 24
@@ -49,7 +50,7 @@ class Screen:
 
 
 def named(screen: Screen, **embeddings: np.ndarray) -> str | None:
-    return judge(screen.labels, embeddings).best
+    return judge_embeddings(screen.labels, embeddings).best
 
 
 def test_judge_map_and_cloud_names_the_map():
@@ -83,7 +84,7 @@ def test_judge_equal_scores_name_the_simplest_and_others_the_highest(gain, expec
     screen = Screen()
     noise = screen.noise()
     inputs = screen.of_gene(0.3) + noise
-    verdict = judge(screen.labels, {"inputs": inputs, "mine": inputs + screen.of_gene(gain)})
+    verdict = judge_embeddings(screen.labels, {"inputs": inputs, "mine": inputs + screen.of_gene(gain)})
     scores = verdict.scores.set_index("embedding")["value"].iloc[:2]
     assert verdict.best == expected
     assert (scores["mine"] > scores["inputs"] + MARGIN) == (expected == "mine")
@@ -92,21 +93,23 @@ def test_judge_equal_scores_name_the_simplest_and_others_the_highest(gain, expec
 def test_judge_uncertain_lead_is_named_and_called_uncertain():
     screen = Screen(n_genes=4, n_cells=700)
     one, two = (screen.of_gene(0.3) + screen.noise() for _ in range(2))
-    scores = judge(screen.labels, {"one": one, "two": two}).scores.set_index("embedding")["value"].iloc[:2]
+    scores = judge_embeddings(screen.labels, {"one": one, "two": two}).scores.set_index("embedding")["value"].iloc[:2]
     assert abs(scores["one"] - scores["two"]) > MARGIN, "choose another seed"
     first, second = ({"one": one, "two": two}, {"two": two, "one": one})
-    assert judge(screen.labels, first).best == judge(screen.labels, second).best == scores.idxmax()
-    assert "uncertain" in judge(screen.labels, first).text
+    assert (
+        judge_embeddings(screen.labels, first).best == judge_embeddings(screen.labels, second).best == scores.idxmax()
+    )
+    assert "uncertain" in judge_embeddings(screen.labels, first).text
 
 
-@pytest.mark.parametrize("n_unseen", [0, 4, MIN_UNSEEN])
+@pytest.mark.parametrize("n_unseen", [0, 4, MIN_UNSEEN_PERTURBATIONS])
 def test_judge_memorised_labels_win_only_while_too_few_perturbations_are_unseen(n_unseen):
     screen = Screen(n_genes=30, n_cells=4_000, n_unseen=n_unseen)
     noise, seen = screen.noise(), (screen.gene <= 30 - n_unseen)[:, None]
     inputs = screen.of_gene(0.3) + noise
     memorised = screen.of_gene(0.1) + seen * screen.effects(screen.gene, 1.0, 9) + noise
-    verdict = judge(screen.labels, {"inputs": inputs, "memorised": memorised})
-    assert verdict.best == ("inputs" if n_unseen == MIN_UNSEEN else "memorised")
+    verdict = judge_embeddings(screen.labels, {"inputs": inputs, "memorised": memorised})
+    assert verdict.best == ("inputs" if n_unseen == MIN_UNSEEN_PERTURBATIONS else "memorised")
     groups = {"not trained on" in measure for measure in verdict.scores["measure"]}
     assert (True in groups) == (n_unseen > 0)
     assert any("Every gene was trained on" in note for note in verdict.notes) == (n_unseen == 0)
@@ -119,7 +122,7 @@ def test_judge_positions_given_counts_replicates_at_other_positions_where_there_
     position = screen.gene if same else screen.gene + 20 * (screen.well // 3)
     screen.more["position"] = position.astype(str)
     noise = screen.noise()
-    verdict = judge(
+    verdict = judge_embeddings(
         screen.labels,
         {"inputs": screen.of_gene(0.4) + noise, "positions": screen.effects(position, 0.8, 5) + noise},
     )
@@ -158,7 +161,9 @@ def test_judge_perturbations_in_one_environment_each_uses_what_the_design_offers
         screen.more[column] = {name: codes.astype(str)}
     effect = screen.effects(mechanism + 1, 0.5, 3) + screen.of_gene(0.3)
     noise = screen.noise()
-    verdict = judge(screen.labels, {"inputs": effect / 2 + screen.of_well(1.0) + noise, "clean": effect + noise})
+    verdict = judge_embeddings(
+        screen.labels, {"inputs": effect / 2 + screen.of_well(1.0) + noise, "clean": effect + noise}
+    )
     assert verdict.best == "clean" and words in verdict.text
 
 
@@ -169,10 +174,10 @@ def test_judge_perturbations_of_unknown_mechanism_take_no_part():
     known = np.array(["a", "b", ""], dtype=object)[np.where(screen.gene == 0, -1, mechanism)]
     screen.more["mechanisms"] = {"moa": known}
     z = screen.effects(mechanism + 1, 0.5, 3) + screen.noise()
-    found = retrieve(screen.labels, {"z": z})
+    found = answer_first_question(screen.labels, {"z": z})
     assert found is not None and list(found.labels) == ["a", "b"]
     moved = z + 9 * (screen.gene > 8)[:, None] * screen.rng.normal(size=N_DIMENSIONS)
-    again = retrieve(screen.labels, {"z": moved})
+    again = answer_first_question(screen.labels, {"z": moved})
     assert again is not None
     pd.testing.assert_frame_equal(found.tables["z"], again.tables["z"])
 
@@ -184,7 +189,7 @@ def test_judge_replicates_within_an_environment_does_not_name_what_keeps_it():
     screen.more["places"] = {"plate": plate.astype(str)}
     noise = screen.noise()
     inputs, clean = screen.of_gene(0.4) + screen.of_well(2.0) + noise, screen.of_gene(0.3) + noise
-    verdict = judge(screen.labels, {"inputs": inputs, "clean": clean})
+    verdict = judge_embeddings(screen.labels, {"inputs": inputs, "clean": clean})
     scores = verdict.scores.set_index("embedding")["value"].iloc[:2]
     assert verdict.best == "clean" and scores["inputs"] > scores["clean"]
 
@@ -211,7 +216,7 @@ def test_judge_one_well_per_perturbation_compares_wells_with_wells_of_controls()
 def test_judge_nothing_above_chance_names_nothing(what):
     screen = Screen()
     z = {"noise": screen.noise(), "point": np.ones((1_500, 3)), "wells": screen.of_well() + screen.noise(0.1)}[what]
-    verdict = judge(screen.labels, {"inputs": z, "again": z})
+    verdict = judge_embeddings(screen.labels, {"inputs": z, "again": z})
     assert verdict.best is None and "No embedding is called best" in verdict.text
 
 
@@ -225,7 +230,9 @@ def test_judge_few_held_out_cells_names_nothing():
 def test_judge_without_controls_and_with_one_environment_answers():
     screen = Screen(n_wells=1)
     screen.more["is_control"] = np.zeros(1_500, dtype=bool)
-    verdict = judge(screen.labels, {"inputs": screen.of_gene(0.2) + screen.noise(), "mine": screen.of_gene(1.0)})
+    verdict = judge_embeddings(
+        screen.labels, {"inputs": screen.of_gene(0.2) + screen.noise(), "mine": screen.of_gene(1.0)}
+    )
     assert verdict.best == "mine"
 
 
@@ -252,7 +259,7 @@ def test_retrieve_resamples_are_paired():
     """Two embeddings that differ by a scale have equal scores in every resample."""
     screen = Screen()
     z = screen.of_gene(0.3) + screen.noise()
-    found = retrieve(screen.labels, {"one": z, "two": 7 * z})
+    found = answer_first_question(screen.labels, {"one": z, "two": 7 * z})
     assert found is not None
     measure = found.measure(np.full(len(found.labels), True), seed=0)
     difference = measure.scores["one"].minus(measure.scores["two"])

@@ -14,10 +14,10 @@ from scipy.ndimage import gaussian_filter
 from paper import loaders
 from scbd import datasets
 from scbd._anndata import IMAGE_KEY
-from scbd._run import inputs_of
+from scbd._run import locate_inputs
 from scbd.data import hold_out_perturbations, infer_environments, stratified_split
 from scbd.data._inferred import INFERRED
-from scbd.data._inputs import Inputs
+from scbd.data._inputs import InputLocation
 from scbd.data._sources import digest_cells
 
 if TYPE_CHECKING:
@@ -82,13 +82,13 @@ class Dataset:
         """Arguments of ``setup_anndata``."""
         return {"y_key": self.y_key, "e_key": self.e_key, **self.setup}
 
-    def inputs(self, adata: AnnData) -> Inputs:
+    def inputs(self, adata: AnnData) -> InputLocation:
         """Where in a table the images, or the features, are."""
-        return inputs_of(adata, self.setup)
+        return locate_inputs(adata, self.setup)
 
     def digest(self, adata: AnnData) -> str:
         """Of all that is known of each cell, and of what it is learned from; tables of profiles are no inputs."""
-        has_inputs = IMAGE_KEY in adata.obsm or any(name in self.setup for name in Inputs._fields)
+        has_inputs = IMAGE_KEY in adata.obsm or any(name in self.setup for name in InputLocation._fields)
         return digest_cells(self.inputs(adata).source(adata) if has_inputs else None, adata.obs)
 
     @property

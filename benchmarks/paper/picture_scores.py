@@ -13,7 +13,7 @@ from paper.scores import of_variant
 from scbd._anndata import IMAGE_KEY, label_values
 from scbd.baselines import ERMModel
 from scbd.datasets._digits import colorize
-from scbd.datasets._simulated import PHENOTYPES, draw, drawn_parameters, photograph
+from scbd.datasets._simulated import PHENOTYPES, apply_density, draw_ideal_images, photograph
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -301,7 +301,7 @@ def simulated_effect(
     for mean in (effect.to_numpy(), np.zeros(len(PHENOTYPES))):
         rng = np.random.default_rng(seed)  # the same cells, and the same noise
         shown = mean + rng.normal(size=(n_cells, len(mean))) * np.array(list(PHENOTYPES.values()))
-        drawn = draw(rng, drawn_parameters(shown, here["density"].to_numpy()), image_size)
+        drawn = draw_ideal_images(rng, apply_density(shown, here["density"].to_numpy()), image_size)
         means.append(photograph(rng, drawn, here, image_size).mean(0, dtype=np.float64))
     return (means[0] - means[1]).astype(np.float32)
 

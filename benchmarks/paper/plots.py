@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from scbd.pl._looks import legend, look, wrapped
+from scbd.pl._looks import add_legend, series_style, wrap_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ def sweep(
         _, ax = plt.subplots(figsize=(4.6, 3.4), layout="constrained")
     places, names = _places(frame[setting])
     for i, (column, name) in enumerate(scores.items()):
-        own = look(i)
+        own = series_style(i)
         # a value that was not tried with this score leaves no gap
         tried = frame[column].notna().to_numpy()
         grouped = frame.loc[tried, column].groupby(places[tried])
@@ -70,9 +70,9 @@ def sweep(
     if control is not None:
         ax.plot([], [], color="0.5", lw=0.8, label="never trained")
     long = max(map(len, names), default=0) * len(names) > _BESIDE
-    ax.set_xticks(range(len(names)), list(map(wrapped, names)), rotation=90 if long else 0)
+    ax.set_xticks(range(len(names)), list(map(wrap_name, names)), rotation=90 if long else 0)
     ax.set_xlabel(setting)
-    legend(ax)
+    add_legend(ax)
     return ax
 
 
@@ -149,13 +149,13 @@ def trade_off(
         _, ax = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
     # what is traced has the first colours: they are the strongest
     for i, name in enumerate(sorted(frame[system].unique(), key=lambda name: name not in traced)):
-        shown = look(i)
+        shown = series_style(i)
         points = frame[frame[system] == name].groupby(setting, sort=False)[[x, y]]
         mean, sd = points.mean(), points.std().fillna(0)
         line = "-" if name in traced else "none"
         point: dict[str, Any] = {**shown, "ls": line, "ms": 6, "mec": "k", "mew": 0.5}
         ax.errorbar(mean[x], mean[y], xerr=sd[x], yerr=sd[y], elinewidth=0.6, lw=1, label=str(name), **point)
-    ax.set(xlabel=wrapped(x, 50), ylabel=wrapped(y, 40))
+    ax.set(xlabel=wrap_name(x, 50), ylabel=wrap_name(y, 40))
     ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     return ax
 

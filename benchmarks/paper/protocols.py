@@ -26,7 +26,7 @@ from paper.scores import (
 )
 from paper.systems import TABLES, Table, computed, is_computed, parts_of, trained, with_head
 from scbd._anndata import label_values
-from scbd._compare import compare, known_of
+from scbd._compare import compare, correction_arguments
 from scbd.baselines import correct
 from scbd.baselines._corrections import CORRECTIONS
 from scbd.data import stratified_split
@@ -120,7 +120,7 @@ def map_of_new_plates(trial: Trial, adata: AnnData, dataset: Dataset, directory:
     Each embedding as it is, and standardised on the controls of each well, as theirs is.
     """
     test, model = (adata.obs["split"] == "test").to_numpy(), None
-    known = known_of(adata, **dataset.label_keys)
+    known = correction_arguments(adata, **dataset.label_keys)
     fit = (adata.obs["split"] == "train").to_numpy() | known["controls"]
     if is_computed(trial.system):
         blocks = {AS_IT_IS: computed(trial, adata, dataset, fit)}

@@ -25,8 +25,8 @@ from paper.datasets import DATASETS
 from paper.protocols import PROTOCOLS
 from paper.systems import FEATURES, NEEDED, SYSTEMS, TABLES, is_computed
 from paper.trials import Results, Trial
-from scbd._files import check_directory
-from scbd.datasets._screens import _memory
+from scbd._files import check_output_directory
+from scbd.datasets._screens import _total_memory
 from scbd.nn import build_encoder
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def run_trials(
         raise ValueError(msg)
     _check_names(trials)
     _check_weights(trials, weights)
-    out = check_directory(out)
+    out = check_output_directory(out)
     results = Results(out)
     if left_out := results.left_out():
         msg = f"Of the rows in {out}, {len(left_out):,} are of another version of their system: they are not used."
@@ -182,7 +182,7 @@ def _check_packages(trials: Iterable[Trial]) -> None:
 def _check_room(trials: Sequence[Trial], n_cells: int, out: Path) -> None:
     """Raise ``OSError`` if one of these trials could not end, before one that comes first takes days."""
     place = next(folder for folder in (out.resolve(), *out.resolve().parents) if folder.is_dir())
-    gib, there, free = 2**30, _memory() / 2**30, shutil.disk_usage(place).free / 2**30
+    gib, there, free = 2**30, _total_memory() / 2**30, shutil.disk_usage(place).free / 2**30
     for trial in trials:
         width = trial.model.get("n_latent") or trial.model.get("n_components") or _WIDTH
         needed = n_cells * width * _BYTES / gib

@@ -16,7 +16,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.neighbors import NearestNeighbors
 
 from scbd._anndata import as_columns, label_values
-from scbd._compare import known_of
+from scbd._compare import correction_arguments
 from scbd.baselines import MCVAEModel, correct
 from scbd.baselines._corrections import CORRECTIONS
 from scbd.data._splits import split_by_column
@@ -419,7 +419,7 @@ def transfer_scores(adata: AnnData, embedding: np.ndarray, dataset: Dataset, new
     y = label_values(adata.obs, dataset.y_key).astype(str).to_numpy()
     learned = (adata.obs["split"] == "train").to_numpy()
     read = label_probe(embedding[learned | new], y[learned | new], train=learned[learned | new])
-    compared = known_of(adata, **dataset.label_keys).get("controls", np.ones(len(y), dtype=bool))
+    compared = correction_arguments(adata, **dataset.label_keys).get("controls", np.ones(len(y), dtype=bool))
     rng = np.random.default_rng(0)
     n = min((compared & new).sum(), (compared & ~new).sum(), _PROBE_CELLS // 2)
     rows = np.concatenate([rng.permutation(np.flatnonzero(compared & part))[:n] for part in (new, ~new)])
@@ -489,7 +489,7 @@ def _embeddings(
     cells.obs = cells.obs.drop(columns=list(as_columns(dataset.columns["e_key"])))
     z[new] = model.get_latent_representation(cells)
     yield "as training cells", z
-    known = known_of(adata, **dataset.label_keys) | {"environments": environments}
+    known = correction_arguments(adata, **dataset.label_keys) | {"environments": environments}
     fit = (adata.obs["split"] == "train").to_numpy() | (new & ~_scored_controls(adata, dataset))
     for name, how in _CORRECTED.items():
         if set(CORRECTIONS[name].needs) <= set(known) and (name != "Harmony" or find_spec("harmonypy")):
@@ -514,7 +514,7 @@ def _scored_controls(adata: AnnData, dataset: Dataset) -> np.ndarray:
     """Controls that are negatives of a score, boolean ``(N,)``: those at positions that are not learned from."""
     if "known_position" not in adata.obs:
         return np.zeros(adata.n_obs, dtype=bool)
-    controls = known_of(adata, **dataset.label_keys)["controls"]
+    controls = correction_arguments(adata, **dataset.label_keys)["controls"]
     scored: np.ndarray = controls & ~adata.obs["known_position"].to_numpy()
     return scored
 

@@ -14,12 +14,12 @@ import torch
 
 from scbd import baselines
 from scbd._anndata import label_values
-from scbd._compare import known_of
-from scbd._linear_maps import BLOCK, column_means, covariance, principal_map
+from scbd._compare import correction_arguments
+from scbd._linear_maps import ROWS_PER_BLOCK, column_means, covariance, principal_components_map
 from scbd._run import seed_everything
 from scbd.baselines import correct
 from scbd.baselines._corrections import CORRECTIONS
-from scbd.metrics._table import stored_embedding
+from scbd.metrics._table import get_embedding
 from scbd.model import SCBDModel, TrainingDiverged
 from scbd.nn import FeatureScaling
 
@@ -72,7 +72,7 @@ SYSTEMS: dict[str, type[ImageModel]] = {
 
 def _stored(adata: AnnData, *, obsm_key: str) -> np.ndarray:
     """An embedding of any origin, which the table holds."""
-    return np.asarray(stored_embedding(adata, obsm_key))
+    return np.asarray(get_embedding(adata, obsm_key))
 
 
 class _OnControls:
@@ -95,9 +95,9 @@ class _OnControls:
         of_wells = int(wells.max()) + 1, self.shape[1]
         n, total, squares = np.zeros(of_wells), np.zeros(of_wells), np.zeros(of_wells)
         origin = np.full(of_wells, np.nan)  # a value there: what is constant has no rounding
-        for start in range(0, len(self), BLOCK):
-            rows = np.flatnonzero(is_control[start : start + BLOCK])
-            values, codes = self._read(slice(start, start + BLOCK))[rows], wells[start + rows]
+        for start in range(0, len(self), ROWS_PER_BLOCK):
+            rows = np.flatnonzero(is_control[start : start + ROWS_PER_BLOCK])
+            values, codes = self._read(slice(start, start + ROWS_PER_BLOCK))[rows], wells[start + rows]
             for well in np.unique(codes):
                 own = values[codes == well]
                 there = np.isfinite(own)
@@ -134,11 +134,11 @@ def _cellprofiler(adata: AnnData, *, y_key: str, e_key: str, control: str, n_com
     """
     wells, genes = (label_values(adata.obs, key).cat for key in (e_key, y_key))
     is_control = (genes.categories.astype(str) == control)[genes.codes]
-    features: Any = _OnControls(stored_embedding(adata, "X_cellprofiler"), wells.codes.to_numpy(), is_control)
+    features: Any = _OnControls(get_embedding(adata, "X_cellprofiler"), wells.codes.to_numpy(), is_control)
     mean = column_means(features)
     spread = covariance(features, mean)
     n_components = min(n_components, len(features), int(np.count_nonzero(spread.diagonal())))
-    return principal_map(mean, np.ones(len(mean)), spread, n_components)(features)
+    return principal_components_map(mean, np.ones(len(mean)), spread, n_components)(features)
 
 
 # embeddings that are computed, not learned
@@ -220,7 +220,7 @@ def computed(trial: Trial, adata: AnnData, dataset: Dataset, fit: np.ndarray | N
     columns = {name: settings.pop(name) for name in dataset.label_keys if name in settings and name not in asks}
     settings |= {name: value for name, value in {"seed": trial.seed, "fit": fit}.items() if name in asks}
     z = function(adata, **settings)
-    known = known_of(adata, fit=fit, **dataset.label_keys | columns) if corrections else {}
+    known = correction_arguments(adata, fit=fit, **dataset.label_keys | columns) if corrections else {}
     for correction in corrections:
         z = correct(z, correction, **known, **how[correction])
     return z
@@ -324,7 +324,7 @@ class Table:
     def __init__(self, adata: AnnData, dataset: Dataset, fit: np.ndarray) -> None:
         self.stored = dataset.inputs(adata).source(adata).read(slice(None))
         columns = dataset.label_keys | {"position_key": dataset.setup.get("position_key")}
-        self.known = known_of(adata, fit=fit, **columns)
+        self.known = correction_arguments(adata, fit=fit, **columns)
         # controls that may be learned from on new plates as well, where plates are moved onto each other
         self.known_controls = fit | np.asarray(adata.obs.get("known_position", False))
         scaling, controls = FeatureScaling(self.stored.shape[1]), self.known.get("controls")

@@ -43,7 +43,7 @@ def rows(scale: Scale) -> list[Row]:
         table.append({"claim": claim, **row})
 
     def returned() -> np.ndarray:
-        with mock.patch("scbd.model._embed.freed_memory_kept", nullcontext):
+        with mock.patch("scbd.model._embed.keep_freed_memory", nullcontext):
             return ours()
 
     row, theirs, mine = interleaved(returned, ours, scale.repeats)

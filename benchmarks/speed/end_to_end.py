@@ -28,13 +28,13 @@ PARTS: list[tuple[str, Any, str]] = [
     ("channel statistics", EmbeddingModule, "fit"),
     ("train", SCBDModel, "train"),
     ("embed", SCBDModel, "get_latent_representation"),
-    ("input PCA", _run, "input_pca"),
-    ("corrected inputs", _run, "corrected_inputs"),
-    ("verdict", _run, "judge"),
+    ("input PCA", _run, "compute_input_pca"),
+    ("corrected inputs", _run, "compute_corrected_inputs"),
+    ("verdict", _run, "judge_embeddings"),
     ("evaluate", _run, "evaluate"),
     ("save the model", SCBDModel, "save"),
     ("report", _run, "write_report"),
-    ("pictures", _run, "_pictures"),
+    ("pictures", _run, "_write_pictures"),
     ("write the cells", _run, "_write_cells"),
 ]
 WITHIN = {"train": ("split", "channel statistics")}

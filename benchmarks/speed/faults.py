@@ -32,7 +32,7 @@ from killing import WRITING, kill_until
 from model import test_kills as runs
 
 from scbd import SCBDModel
-from scbd._files import one_torch_thread
+from scbd._files import limit_torch_to_one_thread
 from scbd.data import open_screen, verify_screen, write_screen
 from scbd.data._inputs import image_source
 
@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--damages", type=int, default=200)
     arguments = parser.parse_args()
-    one_torch_thread()  # as the processes that are killed: with others, the last bits of weights may be others
+    limit_torch_to_one_thread()  # as the processes that are killed: with others, the last bits of weights may be others
     warnings.filterwarnings("ignore")
     logging.disable(logging.INFO)
     saved = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": []}

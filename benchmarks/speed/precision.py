@@ -47,10 +47,12 @@ def plain(model: scbd.SCBDModel) -> None:
 def digits(scale: Scale, seed: int, prepare: Callable, precision: str, model: Settings, training: Settings) -> Outcome:
     """The demo: coloured digits, tested on white ones."""
     adata = scbd.datasets.colored_digits(seed=seed)[:: scale.of(1, 9)].copy()
-    trained = make(adata, "digit", "environment", seed, **demo.MODEL | {"alpha": 20.0} | model)
+    trained = make(adata, "digit", "environment", seed, **demo.DIGITS_MODEL | {"alpha": 20.0} | model)
     prepare(trained)
-    trained.train(seed=seed, precision=precision, **demo.TRAINING | {"max_steps": 600, "online_head": True} | training)
-    scores = demo.scores_of_model(adata, trained)
+    trained.train(
+        seed=seed, precision=precision, **demo.DIGITS_TRAINING | {"max_steps": 600, "online_head": True} | training
+    )
+    scores = demo.score_model(adata, trained)
     return trained, {key: scores[key] for key in ("r_c in", "r_c white", "z_c white", "e from z_c", "supervised_c")}
 
 

@@ -22,7 +22,7 @@ from anndata import AnnData
 
 from scbd import SCBDModel
 from scbd.data import ArraySource, Crops, read_crops, stratified_split
-from scbd.data._screens import ScreenPlan, _in_order
+from scbd.data._screens import ScreenPlan, _sort_and_shuffle
 from scbd.data._sources import digest_cells
 from scbd.data._splits import split_by_column
 
@@ -88,7 +88,7 @@ def plan(n: int) -> Callable[[], object]:
     del obs
 
     def work() -> object:
-        obs, order = _in_order(plates, "gene", 0)
+        obs, order = _sort_and_shuffle(plates, "gene", 0)
         planned = ScreenPlan(plates, order, (n, 1, 1, 1), np.dtype("uint8"), None, None)
         planned.digest(obs)
         return AnnData(obs=obs), planned

@@ -9,7 +9,7 @@ import numpy as np
 from _compare import Row, interleaved, largest_difference
 from _scale import Scale
 
-from scbd._linear_maps import turn
+from scbd._linear_maps import random_rotation
 from scbd.nn import InputTransform, _inputs
 
 # compounds and their wells, and as many components as a linear encoder keeps
@@ -21,12 +21,12 @@ def fitted(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
     transform = InputTransform(features.shape[1], "plda", n_components=min(_COMPONENTS, features.shape[1]))
     transform.fit(features, labels)
     z = features @ transform.matrix.numpy() + transform.offset.numpy()
-    return np.abs(z @ turn(z.shape[1]).T)[:, : _LABELS - 1]
+    return np.abs(z @ random_rotation(z.shape[1]).T)[:, : _LABELS - 1]
 
 
 def among_all_features(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """The same from covariances of all features."""
-    with mock.patch.object(_inputs, "span_of_few", return_value=None):
+    with mock.patch.object(_inputs, "span_of_rows", return_value=None):
         return fitted(features, labels)
 
 

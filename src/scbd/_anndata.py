@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from scbd._checks import check_unmasked, closest, head, missing_key
+from scbd._checks import check_unmasked, join_first, missing_key_message, suggest_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,31 +34,31 @@ SPLIT_KEY = "scbd_split"
 # obs column in which scbd.cross_fit stores the fold of each cell, that is, the model that embedded it
 FOLD_KEY = "scbd_fold"
 # value of SPLIT_KEY for cells that are in no part of the split
-LEFT_OUT = "left out"
+NOT_IN_SPLIT = "left out"
 
 # keys of a model's scvi-tools registry: images, features, position on the plate, continuous covariates ("numbers"),
 # perturbation (y) and environment (e)
 IMAGE_REGISTRY = "image"
 FEATURE_REGISTRY = "features"
 POSITION_REGISTRY = "position"
-NUMBER_REGISTRY = "numbers"
+COVARIATE_REGISTRY = "numbers"
 Y_REGISTRY = "y"
 E_REGISTRY = "e"
 
 
 # separator between the names of crossed columns, and between their values in a crossed label
-CROSS = " × "
+CROSS_SEPARATOR = " × "
 # a value that itself contains × or a backslash has it escaped with a backslash
-_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPED_CHARACTER = re.compile(r"\\(.)", re.DOTALL)
 # texts that stand for a missing value in tables, in lower case
 MISSING_WORDS = ("", "na", "n/a", "#n/a", "nan", "none", "null", "<na>", "nil")
 # usual names of controls, as bare_name returns them
-_LIKE_CONTROLS = (
+_USUAL_CONTROL_NAMES = (
     "dmso ntc nt nontargeting nontargetingcontrol nontarget control controls ctrl ctl negcon negativecontrol negctrl "
     "untreated mock vehicle scrambled scramble"
 ).split()
 # types of labels that a saved model can hold; labels of other types (date, interval, Decimal) are converted to text
-_PLAIN = (str, bytes, bool, int, float)
+_STORABLE_LABEL_TYPES = (str, bytes, bool, int, float)
 
 
 def check_anndata(adata: Any) -> None:
@@ -125,18 +125,18 @@ def label_values(obs: pd.DataFrame, columns: str | Sequence[str], *, allow_missi
         If ``obs`` has two columns of this name; or if a cell has no value, unless ``allow_missing`` is true. The
         message lists the rows.
     """
-    labels = [_column(obs, column, allow_missing) for column in as_columns(columns)]
-    crossed = labels[0] if len(labels) == 1 else _cross(labels)
+    labels = [_label_column(obs, column, allow_missing) for column in as_columns(columns)]
+    crossed = labels[0] if len(labels) == 1 else _cross_labels(labels)
     return pd.Series(crossed, index=obs.index)
 
 
 def label_text(value: Any) -> str:
     """Return a label as text; a whole number gives the same text whether it is stored as 1 or as 1.0."""
-    value = _plain(value)
+    value = _to_plain_type(value)
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
-def control_names(
+def check_control_labels(
     control: Any, labels: Iterable[str], y_key: str | Sequence[str], e_labels: Iterable[str] = ()
 ) -> list[str]:
     """Return the labels of the controls as text (see :func:`label_text`), and check that they occur in the table.
@@ -158,40 +158,40 @@ def control_names(
     ValueError
         If a given label is missing (`None`, NaN), or if it occurs in no row.
     """
-    values = each(control)
+    values = as_list(control)
     if any(pd.isna(value) for value in values):
         msg = f"control={control!r} is no value: give control the value of {y_key!r} for unperturbed cells."
         raise ValueError(msg)
-    names = control_texts(values)
+    names = control_label_texts(values)
     there = pd.unique(np.asarray(labels, dtype=object))
     absent = sorted(set(names) - set(there))
     if absent:
         exchanged = absent[0] in e_labels
-        hint = " It is in e_key: are the two exchanged?" if exchanged else closest(absent[0], there)
+        hint = " It is in e_key: are the two exchanged?" if exchanged else suggest_name(absent[0], there)
         msg = (
-            f"No row has the control {absent[0]!r} in {y_key!r} (it holds {head(there)}): give control the value for "
-            f"unperturbed cells.{hint}"
+            f"No row has the control {absent[0]!r} in {y_key!r} (it holds {join_first(there)}): give control the value "
+            f"for unperturbed cells.{hint}"
         )
         raise ValueError(msg)
     return names
 
 
-def control_texts(control: Any) -> list[str]:
+def control_label_texts(control: Any) -> list[str]:
     """Return the text of one or several control labels, without checking that they occur in the table."""
-    return list(dict.fromkeys(map(label_text, each(control))))
+    return list(dict.fromkeys(map(label_text, as_list(control))))
 
 
-def likely_controls(labels: Iterable[Any]) -> list[str]:
+def find_likely_controls(labels: Iterable[Any]) -> list[str]:
     """Return the labels that have a usual name of controls, such as DMSO, as text."""
-    return [str(label) for label in labels if bare_name(label) in _LIKE_CONTROLS]
+    return [str(label) for label in labels if normalise_name(label) in _USUAL_CONTROL_NAMES]
 
 
-def bare_name(name: Any) -> str:
+def normalise_name(name: Any) -> str:
     """Return only the letters and digits of a name, in lower case and without CellProfiler's prefix "Metadata"."""
     return re.sub(r"[^a-z0-9]", "", str(name).lower()).removeprefix("metadata")
 
 
-def label_codes(labels: pd.Series, known: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
+def encode_labels(labels: pd.Series, known: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
     """Return the integer code of each label, and the labels that are not in the list of known labels.
 
     A known label has its position in ``known`` as code. Other labels get the next numbers, and a missing label is -1.
@@ -216,22 +216,22 @@ def label_codes(labels: pd.Series, known: Sequence[Any]) -> tuple[np.ndarray, li
     return lookup[labels.cat.codes.to_numpy()], unknown
 
 
-def column_codes(crossed: Sequence[str]) -> np.ndarray:
+def encode_crossed_columns(crossed: Sequence[str]) -> np.ndarray:
     """Split crossed labels into their C columns, and return integer codes for each column, int64 ``(L, C)``.
 
     Crossed labels are made by :func:`label_values` from several columns. Values are numbered in the order in which they
     first occur, so that appending labels does not change the codes of earlier labels.
     """
-    parts = np.array([column_values(label) for label in crossed], dtype=object)
+    parts = np.array([split_crossed_label(label) for label in crossed], dtype=object)
     return np.stack([pd.factorize(part)[0] for part in parts.T], axis=1)
 
 
-def column_values(crossed: str) -> list[str]:
+def split_crossed_label(crossed: str) -> list[str]:
     """Split a label that :func:`label_values` crossed from several columns into the text of each column's value."""
-    return [_ESCAPED.sub(r"\1", part) for part in crossed.split(CROSS)]
+    return [_ESCAPED_CHARACTER.sub(r"\1", part) for part in crossed.split(CROSS_SEPARATOR)]
 
 
-def obs_column(obs: pd.DataFrame, column: str) -> pd.Series:
+def get_obs_column(obs: pd.DataFrame, column: str) -> pd.Series:
     """Return a column of the table of cells.
 
     Raises
@@ -242,7 +242,7 @@ def obs_column(obs: pd.DataFrame, column: str) -> pd.Series:
         If the table has two columns of this name.
     """
     if column not in obs:
-        raise KeyError(missing_key("obs", column, obs.columns))
+        raise KeyError(missing_key_message("obs", column, obs.columns))
     values = obs[column]
     if isinstance(values, pd.DataFrame):
         msg = f"obs has {values.shape[1]} columns of the name {column!r}: rename or drop all but one."
@@ -250,22 +250,23 @@ def obs_column(obs: pd.DataFrame, column: str) -> pd.Series:
     return values
 
 
-def each(names: Any) -> list[Any]:
+def as_list(names: Any) -> list[Any]:
     """Return a list: all items of a sequence, or one single value (a text counts as a single value)."""
     return list(names) if isinstance(names, Iterable) and not isinstance(names, str | bytes) else [names]
 
 
-def _column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categorical:
-    values = obs_column(obs, column)
+def _label_column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categorical:
+    values = get_obs_column(obs, column)
     missing = np.flatnonzero(values.isna().to_numpy())  # on a Series, pandas would build a lookup table of the index
     if missing.size and not allow_missing:
         msg = (
-            f"obs[{column!r}] has no value for {missing.size} of {len(obs)} cells (rows {head(missing)}): give them "
+            f"obs[{column!r}] has no value for {missing.size} of {len(obs)} cells (rows {join_first(missing)}): give "
+            "them "
             "one (untreated cells a perturbation such as 'control', named with control=…), or leave these rows out."
         )
         raise ValueError(msg)
     labels = values.astype("category").array.remove_unused_categories()
-    names = [_plain(category) for category in labels.categories.tolist()]
+    names = [_to_plain_type(category) for category in labels.categories.tolist()]
     # values with the same text become one label: a date and its text, or 1 and "1" from two concatenated tables
     merged = list({label_text(name): name for name in reversed(names)}.values())[::-1]
     if names == labels.categories.tolist() and len(merged) == len(names):
@@ -275,46 +276,46 @@ def _column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categoric
     return pd.Categorical.from_codes(places[labels.codes], categories=merged)
 
 
-def _cross(labels: Sequence[pd.Categorical]) -> pd.Categorical:
+def _cross_labels(labels: Sequence[pd.Categorical]) -> pd.Categorical:
     """Cross several categoricals into one, whose labels are the joined texts of their labels.
 
     Two categoricals are combined at a time, by their codes. Texts are thus joined once per label, not once per cell.
     """
     first, *others = labels
-    codes, names = first.codes.astype(np.int64), _texts(first)
+    codes, names = first.codes.astype(np.int64), _escaped_texts(first)
     for other in others:
         n = len(other.categories)
         both = np.where((codes < 0) | (other.codes < 0), -1, codes * n + other.codes)
         there = both >= 0
         codes[~there] = -1
         codes[there], found = pd.factorize(both[there])  # hashing is faster than np.unique, which sorts all cells
-        pairs = zip(names[found // n], _texts(other)[found % n], strict=True)
-        names = np.array([CROSS.join(pair) for pair in pairs], dtype=object)
+        pairs = zip(names[found // n], _escaped_texts(other)[found % n], strict=True)
+        names = np.array([CROSS_SEPARATOR.join(pair) for pair in pairs], dtype=object)
     order = np.argsort(names, kind="stable")
     rank = np.full(len(order) + 1, -1)
     rank[order] = np.arange(len(order))
     return pd.Categorical.from_codes(rank[codes], categories=names[order])
 
 
-def _texts(labels: pd.Categorical) -> np.ndarray:
-    return np.array([_text(value) for value in labels.categories.tolist()], dtype=object)
+def _escaped_texts(labels: pd.Categorical) -> np.ndarray:
+    return np.array([_escape_text(value) for value in labels.categories.tolist()], dtype=object)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_type(value: Any) -> Any:
     value = value.item() if isinstance(value, np.generic) else value
-    return value if isinstance(value, _PLAIN) else str(value)
+    return value if isinstance(value, _STORABLE_LABEL_TYPES) else str(value)
 
 
-def _text(value: Any) -> str:
+def _escape_text(value: Any) -> str:
     return label_text(value).replace("\\", "\\\\").replace("×", "\\×")
 
 
-def is_number(values: pd.Series) -> bool:
+def is_numeric_column(values: pd.Series) -> bool:
     """Return whether a column has a numeric dtype; truth values, and text that looks like numbers, do not count."""
     return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
 
 
-def number_values(obs: pd.DataFrame, column: str) -> np.ndarray:
+def read_numeric_column(obs: pd.DataFrame, column: str) -> np.ndarray:
     """Return a column of numbers, float64 ``(N,)``.
 
     Raises
@@ -327,8 +328,8 @@ def number_values(obs: pd.DataFrame, column: str) -> np.ndarray:
         If the table has two columns of this name, or if a value is missing, NaN or infinite. The message lists the
         rows.
     """
-    values = obs_column(obs, column)
-    if not is_number(values):
+    values = get_obs_column(obs, column)
+    if not is_numeric_column(values):
         msg = (
             f"obs[{column!r}] holds no numbers ({values.dtype}): where they are stored as text, make them numbers, "
             "astype(float); of dates, give the hours since the first; other labels have no order."
@@ -338,8 +339,8 @@ def number_values(obs: pd.DataFrame, column: str) -> np.ndarray:
     bad = np.flatnonzero(~np.isfinite(numbers))
     if bad.size:
         msg = (
-            f"obs[{column!r}] has no finite value for {bad.size} of {len(numbers)} cells (rows {head(bad)}): give them "
-            "one, or leave these rows out."
+            f"obs[{column!r}] has no finite value for {bad.size} of {len(numbers)} cells (rows {join_first(bad)}): "
+            "give them one, or leave these rows out."
         )
         raise ValueError(msg)
     return numbers
@@ -352,7 +353,7 @@ def is_sparse(values: Any) -> bool:
     )
 
 
-def dense(values: Any, where: str) -> Any:
+def check_dense(values: Any, where: str) -> Any:
     """Check that a matrix is dense, and return it such that it can be read row by row.
 
     A DataFrame is converted to an array. Any other dense matrix, such as an array or a memory-map, is returned
@@ -376,10 +377,10 @@ def dense(values: Any, where: str) -> Any:
     if is_sparse(values):
         msg = f"{where} is a sparse matrix, and a dense one is needed: give {where}.toarray()."
         raise ValueError(msg)
-    return frame_numbers(values, where) if isinstance(values, pd.DataFrame) else values
+    return frame_to_array(values, where) if isinstance(values, pd.DataFrame) else values
 
 
-def frame_numbers(frame: pd.DataFrame, where: str) -> np.ndarray:
+def frame_to_array(frame: pd.DataFrame, where: str) -> np.ndarray:
     """Convert a DataFrame of numbers and truth values to an array ``(N, F)``, with NaN for missing values.
 
     The array has the common dtype of the columns, or float64 if the columns have none.
@@ -398,10 +399,10 @@ def frame_numbers(frame: pd.DataFrame, where: str) -> np.ndarray:
     """
     others = []
     for place, (name, dtype) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
-        if is_number_type(dtype):
+        if is_number_dtype(dtype):
             continue
         column = frame.iloc[:, place]
-        numbers, text = column_numbers(column)
+        numbers, text = parse_numbers(column)
         # numbers that are stored as text are refused: they may be names, such as numbers of clusters
         text = text | (str(dtype) != "object") | column.map(lambda value: isinstance(value, str)).to_numpy(bool)
         if text.any():
@@ -414,15 +415,15 @@ def frame_numbers(frame: pd.DataFrame, where: str) -> np.ndarray:
             frame.isetitem(place, numbers)
     if others:
         msg = (
-            f"{where} has columns that hold no numbers ({head(others)}): leave columns of text out or put them into "
-            "obs, and cast numbers that are stored as text with astype(float)."
+            f"{where} has columns that hold no numbers ({join_first(others)}): leave columns of text out or put them "
+            "into obs, and cast numbers that are stored as text with astype(float)."
         )
         raise TypeError(msg)
     values = frame.to_numpy()
     return frame.to_numpy(np.float64, na_value=np.nan) if values.dtype == object else values
 
 
-def column_numbers(values: pd.Series) -> tuple[np.ndarray, np.ndarray]:
+def parse_numbers(values: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     """Convert a column of any dtype to numbers, and mark the values that are not numbers.
 
     Returns
@@ -431,7 +432,7 @@ def column_numbers(values: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     of the values that are not numbers. Missing values, and texts that stand for one (:data:`MISSING_WORDS`), are not
     marked.
     """
-    if is_number_type(values.dtype):
+    if is_number_dtype(values.dtype):
         return values.to_numpy(np.float64, copy=True, na_value=np.nan), np.zeros(len(values), dtype=bool)
     plain = values.astype(object)
     if values.dtype.kind in "cmM":  # complex numbers, durations and dates
@@ -443,7 +444,7 @@ def column_numbers(values: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     return numbers, left
 
 
-def is_number_type(dtype: Any) -> bool:
+def is_number_dtype(dtype: Any) -> bool:
     """Return whether a dtype holds real numbers or truth values; a categorical dtype does not."""
     if pd.api.types.is_bool_dtype(dtype):  # tested first: is_numeric_dtype refuses PyArrow's booleans
         return not isinstance(dtype, pd.CategoricalDtype)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from scbd._linear_maps import column_means
 from scbd.baselines._corrections import sphering, standardize_by_environment, wccn
-from scbd.model._environments import known_by
+from scbd.model._environments import choose_reference_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,7 @@ class ReferenceCells(NamedTuple):
     """Boolean mask ``(N,)`` of the reference cells."""
 
 
-def reference_cells(labels: CellLabels, standardize_by: StandardizeBy = "auto") -> ReferenceCells | None:
+def choose_reference_cells(labels: CellLabels, standardize_by: StandardizeBy = "auto") -> ReferenceCells | None:
     """Choose the reference cells from which the mean and deviation of each environment are estimated.
 
     With ``"auto"``, the reference cells are all cells if their means can be compared between environments: most
@@ -101,7 +101,7 @@ def reference_cells(labels: CellLabels, standardize_by: StandardizeBy = "auto") 
     for column, names in sorted(labels.environments.items(), key=lambda item: -len(pd.unique(item[1]))):
         codes = pd.factorize(names)[0]
         kind = standardize_by if standardize_by in ("controls", "cells") else None
-        kind = kind or known_by("auto", y[train], pd.factorize(codes[train])[0], controls)[1]
+        kind = kind or choose_reference_kind("auto", y[train], pd.factorize(codes[train])[0], controls)[1]
         if kind is None:
             continue
         chosen = labels.is_control if kind == "controls" else np.ones(len(codes), dtype=bool)
@@ -112,7 +112,7 @@ def reference_cells(labels: CellLabels, standardize_by: StandardizeBy = "auto") 
     return None
 
 
-def scaled(features: np.ndarray, is_train: np.ndarray) -> np.ndarray:
+def standardize_over_training_cells(features: np.ndarray, is_train: np.ndarray) -> np.ndarray:
     """Scale each feature to mean 0 and variance 1 over the training cells; constant features become 0.
 
     Returns
@@ -124,7 +124,7 @@ def scaled(features: np.ndarray, is_train: np.ndarray) -> np.ndarray:
     return ((features - mean) / np.where(deviation > 0, deviation, np.inf)).astype(np.float32)
 
 
-def corrected_inputs(
+def compute_corrected_inputs(
     name: str, inputs: np.ndarray, labels: CellLabels, reference: ReferenceCells | None
 ) -> dict[str, np.ndarray]:
     """Compute the common batch corrections of the inputs.
@@ -149,7 +149,7 @@ def corrected_inputs(
     labels
         Labels of all cells.
     reference
-        Cells with which the inputs are standardised, see :func:`reference_cells`.
+        Cells with which the inputs are standardised, see :func:`choose_reference_cells`.
 
     Returns
     -------
@@ -162,9 +162,9 @@ def corrected_inputs(
     learn_from_controls = train_controls.sum() >= MIN_CONTROLS_TO_SPHERE
     if learn_from_controls:
         for base in list(found):
-            _add(found, f"{base}, sphered", sphering, found[base], controls=train_controls)
+            _add_corrected(found, f"{base}, sphered", sphering, found[base], controls=train_controls)
     how: dict[str, Any] = {"controls": train_controls, "positions": labels.position} if learn_from_controls else {}
-    _add(found, f"{last}, WCCN", wccn, found[last], labels.y, fit=labels.is_train, **how)
+    _add_corrected(found, f"{last}, WCCN", wccn, found[last], labels.y, fit=labels.is_train, **how)
     return found
 
 
@@ -174,10 +174,12 @@ def add_standardised(
     """Standardise an embedding per environment, and add it to ``found``; do nothing without reference cells."""
     if reference is not None:
         title, e = f"{name}, standardised by {reference.column}", labels.environments[reference.column]
-        _add(found, title, standardize_by_environment, found[name], e, fit=reference.rows)
+        _add_corrected(found, title, standardize_by_environment, found[name], e, fit=reference.rows)
 
 
-def _add(found: dict[str, np.ndarray], title: str, correct: Callable[..., np.ndarray], *given: Any, **how: Any) -> None:
+def _add_corrected(
+    found: dict[str, np.ndarray], title: str, correct: Callable[..., np.ndarray], *given: Any, **how: Any
+) -> None:
     """Compute a correction of an embedding and add it to ``found``, or log why it cannot be computed."""
     try:
         found[title] = correct(*given, **how)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 # number of rows that are checked at a time, to limit memory
-_BLOCK = 65_536
+_N_ROWS_CHECKED_AT_ONCE = 65_536
 
 
 def check_count(name: str, value: int, least: int = 1) -> None:
@@ -54,7 +54,7 @@ def check_choice(name: str, value: object, choices: Any) -> None:
         raise ValueError(msg)
 
 
-def count_or(name: str, value: int | None, default: int) -> int:
+def count_or_default(name: str, value: int | None, default: int) -> int:
     """Return the value of a setting as a positive whole number, or the default if the value is `None`.
 
     Raises
@@ -81,14 +81,14 @@ def check_unmasked(name: str, values: Any) -> None:
 def check_finite_rows(values: Any, what: str = "The embedding") -> None:
     """Raise ``ValueError`` if values ``(N, D)`` include NaN or infinity; the message states the number of such rows."""
     n_bad = 0
-    for start in range(0, len(values), _BLOCK):
-        n_bad += int((~np.isfinite(np.asarray(values[start : start + _BLOCK])).all(axis=1)).sum())
+    for start in range(0, len(values), _N_ROWS_CHECKED_AT_ONCE):
+        n_bad += int((~np.isfinite(np.asarray(values[start : start + _N_ROWS_CHECKED_AT_ONCE])).all(axis=1)).sum())
     if n_bad:
         msg = f"{what} has NaN or infinite values in {n_bad:,} of {len(values):,} cells: drop these cells."
         raise ValueError(msg)
 
 
-def head(values: Iterable[object], n: int = 5) -> str:
+def join_first(values: Iterable[object], n: int = 5) -> str:
     """Return the first ``n`` values as text, separated by commas, with an ellipsis if there are more."""
     first = list(islice(values, n + 1))
     return ", ".join(map(str, first[:n])) + (", …" if len(first) > n else "")
@@ -99,12 +99,12 @@ def inflect(n: int | np.integer[Any], singular: str, plural: str) -> str:
     return singular if n == 1 else plural
 
 
-def counted(n: int | np.integer[Any], noun: str) -> str:
+def format_count(n: int | np.integer[Any], noun: str) -> str:
     """Return a number and its noun in the singular or the plural, such as "1 cell" and "2,000 cells"."""
     return f"{n:,} {inflect(n, noun, f'{noun}s')}"
 
 
-def missing_key(slot: str, key: str, keys: Iterable[object], argument: str | None = None) -> str:
+def missing_key_message(slot: str, key: str, keys: Iterable[object], argument: str | None = None) -> str:
     """Return the message for a missing key; it lists the existing keys and suggests the most similar one.
 
     Parameters
@@ -119,12 +119,12 @@ def missing_key(slot: str, key: str, keys: Iterable[object], argument: str | Non
         Argument with which the user can name another key, to be added to the message.
     """
     names = [str(k) for k in keys]
-    return f"{slot} has no {key!r} (its keys: {', '.join(names) or 'none'}).{closest(str(key), names)}" + (
+    return f"{slot} has no {key!r} (its keys: {', '.join(names) or 'none'}).{suggest_name(str(key), names)}" + (
         "" if argument is None else f" Name it with {argument}."
     )
 
 
-def closest(name: str, names: Iterable[str]) -> str:
+def suggest_name(name: str, names: Iterable[str]) -> str:
     """Return the question "Did you mean …?" with the most similar of some names, or "" if no name is similar."""
     there = {known.lower(): known for known in names}
     close = difflib.get_close_matches(name.lower(), list(there), n=1)
@@ -135,7 +135,7 @@ def closest(name: str, names: Iterable[str]) -> str:
 ImageSize: TypeAlias = int | tuple[int, int]
 
 
-def resized_to(image_size: ImageSize | None, height: int, width: int) -> tuple[int, int]:
+def size_after_resizing(image_size: ImageSize | None, height: int, width: int) -> tuple[int, int]:
     """Return the height and width in pixels that images have after resizing.
 
     Parameters

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from scbd._anndata import CONTENT_KEY, PIXEL_PCA_KEY, STYLE_KEY, control_names
+from scbd._anndata import CONTENT_KEY, PIXEL_PCA_KEY, STYLE_KEY, check_control_labels
 from scbd.baselines._corrections import check_correction, correct
 from scbd.data._splits import stratified_split
-from scbd.metrics._benchmark import benchmark, check_reference_of, nets_by_name, of_net, probe_scores
-from scbd.metrics._probes import label_probe, probe_groups
-from scbd.metrics._relationships import Relations, aggregate, partners_found
+from scbd.metrics._benchmark import benchmark, check_reference_keys, name_with_net, nets_by_name, probe_scores
+from scbd.metrics._probes import label_probe, resolve_probe_groups
+from scbd.metrics._relationships import Relations, aggregate, partner_average_precision
 from scbd.metrics._table import (
     check_keys,
-    label_names,
-    named_embeddings,
-    stored_embedding,
-    trained_rows,
-    warn_of_learned,
+    get_embedding,
+    get_label_texts,
+    get_named_embeddings,
+    training_mask,
+    warn_if_seen_in_training,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
-    from scbd.metrics._probes import Kind
+    from scbd.metrics._probes import ProbeKind
     from scbd.metrics._table import Embeddings
 
 logger = logging.getLogger(__name__)
@@ -40,13 +40,13 @@ _EMBEDDINGS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY, "pixel PCA": PIXEL_PCA_KEY}
 # minimum number of held-out cells for a score on these alone; with fewer, the score is mostly noise
 MIN_HELD_OUT_CELLS = 50
 # kinds of probes that predict the environment
-PROBES: tuple[Kind, ...] = ("linear", "quadratic", "neighbours")
+PROBES: tuple[ProbeKind, ...] = ("linear", "quadratic", "neighbours")
 # number of unseen perturbations below which we warn that scores of these alone are mostly noise
-MIN_UNSEEN = 10
+MIN_UNSEEN_PERTURBATIONS = 10
 # maximum number of cells of a probe of unseen perturbations, as by default in a benchmark
-_MAX_CELLS = 100_000
+_MAX_PROBE_CELLS = 100_000
 # number of bootstrap resamples of the test cells, and level of the confidence intervals
-N_BOOTSTRAP, LEVEL = 200, 0.95
+N_BOOTSTRAP_RESAMPLES, CONFIDENCE_LEVEL = 200, 0.95
 
 
 def evaluate(
@@ -119,7 +119,7 @@ def evaluate(
     embeddings = _EMBEDDINGS if embeddings is None else embeddings
     label_keys = [label_keys] if isinstance(label_keys, str) else label_keys
     check_keys(adata, [key for key in embeddings.values() if isinstance(key, str)], label_keys)
-    train = None if train_indices is None else trained_rows(adata, train_indices, "train_indices")
+    train = None if train_indices is None else training_mask(adata, train_indices, "train_indices")
     if train is not None and (left := int((~train).sum())) < MIN_HELD_OUT_CELLS:
         train = None
         msg = (
@@ -128,11 +128,11 @@ def evaluate(
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
     spaces = {
-        name: stored_embedding(adata, given) if isinstance(given, str) else given for name, given in embeddings.items()
+        name: get_embedding(adata, given) if isinstance(given, str) else given for name, given in embeddings.items()
     }
     rows: list[dict[str, Any]] = []
     for label in label_keys:
-        parts = _parts(adata.obs[label], train, seed)
+        parts = _evaluation_parts(adata.obs[label], train, seed)
         for name, space in spaces.items():
             for tested_on, of, learned in parts:
                 x = space if of.all() else np.asarray(space)[of]
@@ -142,17 +142,19 @@ def evaluate(
                     kind="linear",
                     groups=None,
                     train=learned,
-                    n_bootstrap=N_BOOTSTRAP,
+                    n_bootstrap=N_BOOTSTRAP_RESAMPLES,
                     seed=seed,
                 )
                 values = {score: scored.value for score, scored in scores.items()}
-                low, high = np.clip(scores["f1"].interval(LEVEL), 0, 1)
+                low, high = np.clip(scores["f1"].interval(CONFIDENCE_LEVEL), 0, 1)
                 row = {"embedding": name, "label": label, "tested_on": tested_on, "f1": values.pop("f1")}
                 rows.append(row | {"f1_low": low, "f1_high": high} | values | {"chance_f1": scores["f1"].chance})
     return pd.DataFrame(rows)
 
 
-def _parts(labels: pd.Series, train: np.ndarray | None, seed: int) -> list[tuple[str, np.ndarray, np.ndarray | None]]:
+def _evaluation_parts(
+    labels: pd.Series, train: np.ndarray | None, seed: int
+) -> list[tuple[str, np.ndarray, np.ndarray | None]]:
     """Return the parts of the table that a probe of a label is evaluated on.
 
     Each part consists of its name, a mask ``(N,)`` of its cells, and a mask of the training cells of the probe among
@@ -247,34 +249,34 @@ def compare(
     >>> frame["representation"].unique().tolist()
     ['SCBD', 'SCBD, standardised', 'pixels', 'pixels, standardised']
     """
-    fit = trained_rows(adata, trained_on)
+    fit = training_mask(adata, trained_on)
     if fit.all() or not fit.any():
         msg = (
             f"trained_on marks {fit.sum()} of {len(fit)} cells: some must have been learned from, and some not. "
             "train(train_size=0.7) holds cells out; by default, the linear encoder of features holds out none."
         )
         raise ValueError(msg)
-    known = known_of(adata, y_key=y_key, e_key=e_key, control=control, fit=fit)
+    known = correction_arguments(adata, y_key=y_key, e_key=e_key, control=control, fit=fit)
     for correction in corrections:
         if correction is not None:
             check_correction(correction, known)
     compared = [
         (name if correction is None else f"{name}, {correction}", key, values, correction)
-        for name, key, values in named_embeddings(adata, embeddings)
+        for name, key, values in get_named_embeddings(adata, embeddings)
         for correction in corrections
     ]
-    check_reference_of(how.get("reference"), [name for name, *_ in compared], how.get("n_bootstrap", 0))
+    check_reference_keys(how.get("reference"), [name for name, *_ in compared], how.get("n_bootstrap", 0))
     corrected: dict[str, dict[str, np.ndarray]] = {}
     for name, key, values, correction in compared:
         z = np.asarray(values) if correction is None else correct(values, correction, **known)
         corrected.setdefault(name, {})[key] = z[~fit]
-    new, names = adata[~fit], label_names(adata, y_key)
+    new, names = adata[~fit], get_label_texts(adata, y_key)
     if how.get("replicates"):
         perturbed = slice(None) if known.get("controls") is None else ~known["controls"][~fit]
-        warn_of_learned(names, fit, names[~fit][perturbed])
+        warn_if_seen_in_training(names, fit, names[~fit][perturbed])
     asked: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "control": control, "kinds": PROBES}
-    unseen = _unseen(known["labels"], fit, known.get("controls"))
-    if 1 < len(unseen) < MIN_UNSEEN:
+    unseen = _unseen_perturbations(known["labels"], fit, known.get("controls"))
+    if 1 < len(unseen) < MIN_UNSEEN_PERTURBATIONS:
         logger.warning(
             "y_probe_unseen_f1 and y_probe_unseen_auroc are of %d perturbations that were not learned from: of so few "
             "they say little, noise may have 1.",
@@ -286,26 +288,28 @@ def compare(
         {"representation": name, "key": key, **row}
         for name, of_key in corrected.items()
         for key, z in of_key.items()
-        for row in _of_unseen(new, unseen, z, asked, how)
+        for row in _score_unseen_perturbations(new, unseen, z, asked, how)
     ]
     return pd.concat(
         [frame.assign(key=frame["key"].map(key_of)), *([pd.DataFrame(more)] if more else [])], ignore_index=True
     )
 
 
-def _of_unseen(
+def _score_unseen_perturbations(
     adata: AnnData, unseen: np.ndarray, z: np.ndarray, asked: dict[str, Any], how: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Yield the scores of unseen perturbations, with the relationship score of seen perturbations for comparison."""
     y_key = asked["y_key"]
-    labels = label_names(adata, y_key)
+    labels = get_label_texts(adata, y_key)
     rows = np.isin(labels, unseen)
     if len(unseen) > 1:
-        groups = probe_groups(adata[rows], y_key, asked["e_key"], how.get("guide_key"), how.get("group_key", "auto"))
-        few = {"max_cells": _MAX_CELLS, "seed": how.get("seed", 0)}
+        groups = resolve_probe_groups(
+            adata[rows], y_key, asked["e_key"], how.get("guide_key"), how.get("group_key", "auto")
+        )
+        few = {"max_cells": _MAX_PROBE_CELLS, "seed": how.get("seed", 0)}
         probe = label_probe(z[rows], labels[rows], groups=groups, **few)
         for score, chance in (("f1", probe["chance_f1"]), ("auroc", 0.5)):
-            yield _row(f"y_probe_unseen_{score}", probe[score], chance)
+            yield _metric_row(f"y_probe_unseen_{score}", probe[score], chance)
     nets = nets_by_name(how.get("net"))
     if len(unseen) and nets:
         from anndata import AnnData
@@ -314,24 +318,24 @@ def _of_unseen(
         guides = how.get("guide_key")
         profiles = aggregate(table, "z", gene_key=y_key, guide_key=guides, control=asked["control"])
         for net_name, net in nets.items():
-            found = partners_found(Relations(profiles, net))
+            found = partner_average_precision(Relations(profiles, net))
             is_unseen = found.index.isin(unseen)
             for name, part in {"seen": found[~is_unseen], "unseen": found[is_unseen]}.items():
-                metric = of_net(f"relationship_map_{name}", net_name)
-                yield _row(metric, part["average_precision"].mean(), part["chance"].mean())
+                metric = name_with_net(f"relationship_map_{name}", net_name)
+                yield _metric_row(metric, part["average_precision"].mean(), part["chance"].mean())
 
 
-def _unseen(labels: np.ndarray, fit: np.ndarray, controls: np.ndarray | None) -> np.ndarray:
+def _unseen_perturbations(labels: np.ndarray, fit: np.ndarray, controls: np.ndarray | None) -> np.ndarray:
     """Return the names of perturbations without any cell in ``fit``, excluding controls."""
     perturbed = np.ones(len(fit), dtype=bool) if controls is None else ~controls
     return np.setdiff1d(labels[perturbed], labels[fit])
 
 
-def _row(metric: str, value: float, chance: float) -> dict[str, Any]:
+def _metric_row(metric: str, value: float, chance: float) -> dict[str, Any]:
     return {"metric": metric, "value": float(value), "chance": float(chance), "better": "higher"}
 
 
-def known_of(
+def correction_arguments(
     adata: AnnData,
     *,
     y_key: str | Sequence[str],
@@ -350,8 +354,8 @@ def known_of(
         If a cell has no label, or no cell is a control.
     """
     keys = {"labels": y_key, "environments": e_key, "positions": position_key}
-    known: dict[str, Any] = {name: label_names(adata, key) for name, key in keys.items() if key is not None}
+    known: dict[str, Any] = {name: get_label_texts(adata, key) for name, key in keys.items() if key is not None}
     if control is not None:
         labels = known["labels"]
-        known["controls"] = np.isin(labels, control_names(control, labels, y_key))
+        known["controls"] = np.isin(labels, check_control_labels(control, labels, y_key))
     return known if fit is None else known | {"fit": fit}

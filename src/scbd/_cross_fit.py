@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scbd._anndata import CONTENT_KEY, FOLD_KEY, SPLIT_KEY, as_columns, control_names
+from scbd._anndata import CONTENT_KEY, FOLD_KEY, SPLIT_KEY, as_columns, check_control_labels
 from scbd._checks import check_count
-from scbd._files import check_directory
-from scbd._run import check_repeatable, inputs_of, seed_everything, trained, what_is_learned_from
-from scbd.data._screens import storable
+from scbd._files import check_output_directory
+from scbd._run import check_repeatable, describe_training_data, locate_inputs, seed_everything, train_or_load
+from scbd.data._screens import as_storable
 from scbd.data._splits import Split, stratified_split
-from scbd.metrics._table import label_names
+from scbd.metrics._table import get_label_texts
 from scbd.model._scbd import SCBDModel
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 # minimum number of training perturbations, and of controls (or positions of controls) in each half; with fewer, a model
 # cannot learn to distinguish perturbations from each other and from controls
-_LEAST = 2
+_MIN_GROUP_SIZE = 2
 
 
 def cross_fit(
@@ -109,17 +109,17 @@ def cross_fit(
     settings = {"style_target": None} | dict(model_kwargs or {})
     check_repeatable(settings, train_kwargs, ("split", "train_size", "validation_size"))
     check_count("n_folds", n_folds, 2)
-    y, e = (label_names(adata, key) for key in (y_key, e_key))
-    is_control = np.isin(y, control_names(control, y, y_key))
-    folds = _folds(np.unique(y[~is_control]), n_folds, seed)
-    unit = np.arange(adata.n_obs) if position_key is None else label_names(adata, position_key)
-    kept_out = _half(is_control, unit, e, by_position=position_key is not None, seed=seed)
+    y, e = (get_label_texts(adata, key) for key in (y_key, e_key))
+    is_control = np.isin(y, check_control_labels(control, y, y_key))
+    folds = _split_perturbations(np.unique(y[~is_control]), n_folds, seed)
+    unit = np.arange(adata.n_obs) if position_key is None else get_label_texts(adata, position_key)
+    kept_out = _held_out_controls(is_control, unit, e, by_position=position_key is not None, seed=seed)
     taken = {"y_key": y_key, "e_key": as_columns(e_key), "control": control}
-    if position_key is not None and inputs_of(adata, setup_kwargs or {}).image_key is None:
+    if position_key is not None and locate_inputs(adata, setup_kwargs or {}).image_key is None:
         taken["position_key"] = position_key
     setup = {**(setup_kwargs or {}), **taken}
-    about = what_is_learned_from(adata, setup)
-    directory = check_directory(out) if out else None
+    about = describe_training_data(adata, setup)
+    directory = check_output_directory(out) if out else None
     SCBDModel.setup_anndata(adata, **setup)
     rows, fold_of, z = [], [], []
     for fold, held_out in enumerate(folds):
@@ -136,40 +136,47 @@ def cross_fit(
         }
         with tempfile.TemporaryDirectory() as nowhere:
             kept = Path(nowhere) if directory is None else directory / f"fold-{fold}"
-            model = trained(model, asked, kept, resume=directory is not None, seed=seed, **training)
+            model = train_or_load(model, asked, kept, resume=directory is not None, seed=seed, **training)
         rows.append(np.flatnonzero(scored))
         fold_of.append(np.full(len(rows[-1]), str(fold)))
         z.append(model.get_latent_representation(indices=rows[-1]))
-    return _together(adata, np.concatenate(rows), np.concatenate(fold_of), np.concatenate(z), is_control)
+    return _combine_folds(adata, np.concatenate(rows), np.concatenate(fold_of), np.concatenate(z), is_control)
 
 
-def _folds(names: np.ndarray, n_folds: int, seed: int) -> list[np.ndarray]:
+def _split_perturbations(names: np.ndarray, n_folds: int, seed: int) -> list[np.ndarray]:
     """Divide the perturbations at random into folds, or raise a ValueError if there are too few."""
     most = -(-len(names) // n_folds)
-    if n_folds > len(names) or len(names) - most < _LEAST:
+    if n_folds > len(names) or len(names) - most < _MIN_GROUP_SIZE:
         msg = (
-            f"n_folds={n_folds}, {len(names)} perturbations beside the controls: each fold needs one, and {_LEAST} "
-            "others to train on."
+            f"n_folds={n_folds}, {len(names)} perturbations beside the controls: each fold needs one, and "
+            f"{_MIN_GROUP_SIZE} others to train on."
         )
         raise ValueError(msg)
     return [np.sort(part) for part in np.array_split(np.random.default_rng(seed).permutation(names), n_folds)]
 
 
-def _half(is_control: np.ndarray, unit: np.ndarray, e: np.ndarray, *, by_position: bool, seed: int) -> np.ndarray:
+def _held_out_controls(
+    is_control: np.ndarray, unit: np.ndarray, e: np.ndarray, *, by_position: bool, seed: int
+) -> np.ndarray:
     """Return the controls that are held out of all training, a mask ``(N,)``.
 
     They are half of the controls of each environment, or with ``by_position`` the controls of half of all positions.
     """
     names, first = np.unique(unit[is_control], return_index=True)
     strata = np.zeros(len(names), dtype=int) if by_position else e[is_control][first]
-    if len(names) < 2 * _LEAST:
+    if len(names) < 2 * _MIN_GROUP_SIZE:
         what = "positions of controls" if by_position else "controls"
-        msg = f"There are {len(names)} {what}: one half is trained on, the other compared with, each {_LEAST} or more."
+        msg = (
+            f"There are {len(names)} {what}: one half is trained on, the other compared with, each {_MIN_GROUP_SIZE} "
+            "or more."
+        )
         raise ValueError(msg)
     return is_control & np.isin(unit, names[stratified_split([strata], train_size=0.5, seed=seed).validation])
 
 
-def _together(adata: AnnData, rows: np.ndarray, fold: np.ndarray, z: np.ndarray, is_control: np.ndarray) -> AnnData:
+def _combine_folds(
+    adata: AnnData, rows: np.ndarray, fold: np.ndarray, z: np.ndarray, is_control: np.ndarray
+) -> AnnData:
     """Combine the embeddings of all folds with the labels of their cells.
 
     The held-out controls occur once per fold, so that the fold is appended to their names.
@@ -181,4 +188,4 @@ def _together(adata: AnnData, rows: np.ndarray, fold: np.ndarray, z: np.ndarray,
     names = obs.index.astype(str)
     obs.index = pd.Index(np.where(is_control[rows], names + " fold " + fold, names))
     obs[FOLD_KEY], obs[SPLIT_KEY] = pd.Categorical(fold), "test"
-    return AnnData(obs=storable(obs), obsm={CONTENT_KEY: z})
+    return AnnData(obs=as_storable(obs), obsm={CONTENT_KEY: z})

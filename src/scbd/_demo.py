@@ -14,7 +14,7 @@ import pandas as pd
 
 from scbd import pl
 from scbd._anndata import CONTENT_KEY, IMAGE_KEY, STYLE_KEY
-from scbd._files import check_directory, save_figure, write_table
+from scbd._files import check_output_directory, save_figure, write_table
 from scbd._run import run, seed_everything
 from scbd.baselines._pixel_pca import pixel_pca
 from scbd.data._readers import read_crops
@@ -34,28 +34,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-KEYS: dict[str, Any] = {"y_key": "digit", "e_key": "environment"}
-MODEL: dict[str, Any] = {
+DIGITS_KEYS: dict[str, Any] = {"y_key": "digit", "e_key": "environment"}
+DIGITS_MODEL: dict[str, Any] = {
     **{"encoder": "small", "n_latent": 128, "style_target": "ye", "include_self": True},
     **{"standardize": False, "augment": False},  # these would change the colours and the digits
 }
-TRAINING: dict[str, Any] = {
+DIGITS_TRAINING: dict[str, Any] = {
     **{"lr": 3e-4, "batch_size": 256, "split": "split", "load_best": False},
     "plan_kwargs": {"lr_decay": False},  # constant rate: the invariance loss acts until the end
 }
 # training of the random encoder: steps update the statistics of BatchNorm, but not the weights
-UNTRAINED: dict[str, Any] = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0}
+RANDOM_ENCODER_TRAINING: dict[str, Any] = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0}
 
 
 # simulated screen whose wells differ in stain and camera, and a training that takes two minutes on two cores
-SCREEN: dict[str, Any] = {
+SCREEN_SIMULATION: dict[str, Any] = {
     **{"n_cells": 1_600, "n_complexes": 5, "genes_per_complex": 2, "guides_per_gene": 2, "n_wells": 8},
     **{"image_size": 32, "effect_size": 0.7, "camera_effect": 0.5},
 }
 SCREEN_TRAINING: dict[str, Any] = {"max_steps": 160, "batch_size": 256}
 
 
-def demo(
+def demo_screen(
     out: str | os.PathLike[str] = "results/demo", *, alpha: Alpha = "auto", seed: int = 0, max_steps: int | None = None
 ) -> pd.DataFrame:
     """Simulate a screen and analyse it as a user would: write images, convert them, train, and report.
@@ -83,8 +83,8 @@ def demo(
     -------
     The table of :func:`scbd.run`.
     """
-    out = check_directory(out)
-    channels = write_crops(simulated_screen(**SCREEN, seed=seed), out)
+    out = check_output_directory(out)
+    channels = write_crops(simulated_screen(**SCREEN_SIMULATION, seed=seed), out)
     logger.info(
         "scbd convert %s/crops.csv --file-columns %s --y-key gene --out %s/screen.zarr", out, " ".join(channels), out
     )
@@ -155,48 +155,48 @@ def demo_digits(
 
     Returns
     -------
-    Table with one row per system: the scores of :func:`scores_of`, and for the three models ``model.health``.
+    Table with one row per system: the scores of :func:`score_embedding`, and for the three models ``model.health``.
     """
-    out = check_directory(out)
+    out = check_output_directory(out)
     out.mkdir(parents=True, exist_ok=True)
     adata = colored_digits(seed=seed)
     save_figure(pl.cells(adata, label="environment", seed=seed)[0, 0].figure, out / "digits.png")
     pixels = pixel_pca(adata, n_components=64, fit=(adata.obs["split"] == "train").to_numpy(), seed=seed)
-    rows = {"pixel PCA": scores_of(adata, pixels, "r_c", "linear")}
+    rows = {"pixel PCA": score_embedding(adata, pixels, "r_c", "linear")}
     learned = {"max_steps": max_steps, "online_head": True}
     for name, its_alpha, training in (
-        ("random encoder", 0.0, UNTRAINED),
+        ("random encoder", 0.0, RANDOM_ENCODER_TRAINING),
         ("alpha = 0", 0.0, learned),
         (f"alpha = {alpha}", alpha, learned),
     ):
         seed_everything(seed)
-        SCBDModel.setup_anndata(adata, **KEYS)
-        model = SCBDModel(adata, alpha=its_alpha, **MODEL)
-        model.train(seed=seed, **TRAINING | training)
-        rows[name] = scores_of_model(adata, model)
+        SCBDModel.setup_anndata(adata, **DIGITS_KEYS)
+        model = SCBDModel(adata, alpha=its_alpha, **DIGITS_MODEL)
+        model.train(seed=seed, **DIGITS_TRAINING | training)
+        rows[name] = score_model(adata, model)
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("system")
     write_table(table.round(4), out / "metrics.csv", index=True)
     model.save(str(out / "model"), overwrite=True)
     save_figure(pl.history(model.history, ceiling=model.health["ceiling"])[0].figure, out / "training_curves.png")
     for key, block in ((CONTENT_KEY, "c"), (STYLE_KEY, "s")):
         adata.obsm[key] = model.get_latent_representation(block=block)
-    save_figure(pl.umap_blocks(adata, list(KEYS.values()), seed=seed)[0, 0].figure, out / "umap.png")
+    save_figure(pl.umap_blocks(adata, list(DIGITS_KEYS.values()), seed=seed)[0, 0].figure, out / "umap.png")
     return table
 
 
-def scores_of_model(adata: AnnData, model: SCBDModel) -> dict[str, float]:
+def score_model(adata: AnnData, model: SCBDModel) -> dict[str, float]:
     """Score r_c, z_c and the jointly trained classifier of a model, and add ``model.health``.
 
     r_c is scored by a linear classifier that is fitted after training, and z_c by the nearest class mean.
     """
-    scores = scores_of(adata, model.get_latent_representation(representation="intermediate"), "r_c", "linear")
-    scores |= scores_of(adata, model.get_latent_representation(), "z_c", "nearest_mean")
+    scores = score_embedding(adata, model.get_latent_representation(representation="intermediate"), "r_c", "linear")
+    scores |= score_embedding(adata, model.get_latent_representation(), "z_c", "nearest_mean")
     if model.can_predict:
         scores |= _accuracies(adata, model.predict(), "own")
     return scores | {name: value for name, value in model.health.items() if name != "collapsed"}
 
 
-def scores_of(adata: AnnData, z: np.ndarray, name: str, classifier: Classifier) -> dict[str, float]:
+def score_embedding(adata: AnnData, z: np.ndarray, name: str, classifier: Classifier) -> dict[str, float]:
     """Compute the accuracies with which an embedding predicts the digit and the environment.
 
     The digit is predicted by a classifier that is fitted to training digits. The environment (the colour, red or green)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._compare import LEVEL, N_BOOTSTRAP, PROBES
+from scbd._compare import CONFIDENCE_LEVEL, N_BOOTSTRAP_RESAMPLES, PROBES
 from scbd._linear_maps import label_means
-from scbd.metrics._benchmark import Scored, mean_score, probe_scores
+from scbd.metrics._benchmark import EstimatedScore, mean_score, probe_scores
 from scbd.metrics._retrieval import profile_retrieval
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ N_RESAMPLES = 2_000
 MIN_WITH_REPLICATES = 5
 # minimum fraction of the perturbations with replicates that have replicates at other positions; if there are fewer,
 # replicates at the same position count, too
-MIN_SHARE_AT_OTHER_POSITIONS = 0.25
+MIN_FRACTION_AT_OTHER_POSITIONS = 0.25
 # minimum number of held-out controls (or held-out cells of one perturbation) on which a probe of the environment is
 # tested
 MIN_PROBED_CELLS = 20
@@ -40,7 +40,7 @@ class Measure(NamedTuple):
 
     words: str
     """Name of the measure, such as ``"average precision of the same gene in another well"``."""
-    scores: Mapping[str, Scored]
+    scores: Mapping[str, EstimatedScore]
     """Score of each embedding, by name of the embedding."""
     better: Literal["higher", "lower"]
     """Direction in which the measure improves."""
@@ -51,7 +51,7 @@ class Measure(NamedTuple):
         """Return one row per embedding: ``embedding, measure, value, low, high, chance, better, n, unit``."""
         rows = []
         for name, score in self.scores.items():
-            low, high = np.clip(score.interval(LEVEL), 0, 1)
+            low, high = np.clip(score.interval(CONFIDENCE_LEVEL), 0, 1)
             row = {"embedding": name, "measure": self.words, "value": score.value, "low": low, "high": high}
             rows.append(row | {"chance": score.chance, "better": self.better, "n": int(score.n_units)})
         return pd.DataFrame(rows).assign(unit=self.unit)
@@ -115,7 +115,7 @@ class AnsweredQuestion(NamedTuple):
         perturbations = group and f", perturbations{group}"
         return Measure(f"average precision of {self.question.words}{perturbations}", scores, "higher", "perturbations")
 
-    def gain(self, name: str, rows: np.ndarray, *, seed: int) -> Scored:
+    def gain(self, name: str, rows: np.ndarray, *, seed: int) -> EstimatedScore:
         """Return the mean difference between the average precision of an embedding and chance.
 
         Parameters
@@ -132,7 +132,7 @@ class AnsweredQuestion(NamedTuple):
         return mean_score(table, N_RESAMPLES, seed)
 
 
-def questions(labels: CellLabels) -> Iterator[Question]:
+def list_questions(labels: CellLabels) -> Iterator[Question]:
     """Yield the retrieval questions that the labels of a run allow, in order of preference.
 
     1. The same perturbation in another environment; at another position, if positions are given. Columns with few
@@ -168,7 +168,7 @@ def _questions_of_replicates(
     yield anywhere
 
 
-def retrieve(labels: CellLabels, embeddings: Embeddings) -> AnsweredQuestion | None:
+def answer_first_question(labels: CellLabels, embeddings: Embeddings) -> AnsweredQuestion | None:
     """Score all embeddings on the first question for which enough perturbations have replicates.
 
     Parameters
@@ -181,22 +181,24 @@ def retrieve(labels: CellLabels, embeddings: Embeddings) -> AnsweredQuestion | N
     Returns
     -------
     The question with the scores of the embeddings; `None` if no question has enough replicates
-    (:data:`MIN_WITH_REPLICATES`, :data:`MIN_SHARE_AT_OTHER_POSITIONS`).
+    (:data:`MIN_WITH_REPLICATES`, :data:`MIN_FRACTION_AT_OTHER_POSITIONS`).
     """
     inputs = next(iter(embeddings.values()))
     scored = ~labels.is_train & ~labels.is_control
-    for question in questions(labels):
+    for question in list_questions(labels):
         n_labels = len(pd.unique(question.label[scored & (question.label != "")]))
         needed: float = max(2, min(MIN_WITH_REPLICATES, -(-n_labels // 2)))
         if question.relaxed is not None:
-            n_anywhere = len(_answer(labels, question.relaxed, inputs))
-            needed = max(needed, MIN_SHARE_AT_OTHER_POSITIONS * n_anywhere)
-        if len(_answer(labels, question, inputs)) >= needed:
-            return AnsweredQuestion(question, {name: _answer(labels, question, z) for name, z in embeddings.items()})
+            n_anywhere = len(_score_question(labels, question.relaxed, inputs))
+            needed = max(needed, MIN_FRACTION_AT_OTHER_POSITIONS * n_anywhere)
+        if len(_score_question(labels, question, inputs)) >= needed:
+            return AnsweredQuestion(
+                question, {name: _score_question(labels, question, z) for name, z in embeddings.items()}
+            )
     return None
 
 
-def _answer(labels: CellLabels, question: Question, embedding: np.ndarray) -> pd.DataFrame:
+def _score_question(labels: CellLabels, question: Question, embedding: np.ndarray) -> pd.DataFrame:
     """Average the held-out cells into profiles, and score the retrieval of each label that has positives.
 
     A profile is the mean of the held-out cells with equal labels in all parts of the question, relative to the mean
@@ -246,7 +248,7 @@ def predict_environments(labels: CellLabels, embeddings: Embeddings, *, seed: in
         if not groups:
             continue
         cells = "controls" if labels.is_control[groups[0]].any() else f"cells of one {labels.y_name}"
-        scores = {name: _strongest_probe(np.asarray(z), e, groups, labels, seed) for name, z in embeddings.items()}
+        scores = {name: _highest_probe_score(np.asarray(z), e, groups, labels, seed) for name, z in embeddings.items()}
         found[column] = Measure(f"F1 of {column} among {cells}", scores, "lower", "cells")
     return found
 
@@ -273,15 +275,17 @@ def _probed_groups(labels: CellLabels, e: np.ndarray) -> list[np.ndarray]:
     return [rows for name in frequent if has_enough(rows := rows_of(labels.y == name))]
 
 
-def _strongest_probe(
+def _highest_probe_score(
     z: np.ndarray, e: np.ndarray, groups: Sequence[np.ndarray], labels: CellLabels, seed: int
-) -> Scored:
+) -> EstimatedScore:
     """Return the highest mean F1, over groups of rows, of a linear, a quadratic and a nearest-neighbour probe."""
     means = []
     for kind in PROBES:
-        how: dict[str, Any] = {"kind": kind, "groups": None, "n_bootstrap": N_BOOTSTRAP, "seed": seed}
+        how: dict[str, Any] = {"kind": kind, "groups": None, "n_bootstrap": N_BOOTSTRAP_RESAMPLES, "seed": seed}
         of_groups = [probe_scores(z[rows], e[rows], train=labels.is_train[rows], **how)["f1"] for rows in groups]
-        value, chance, draws = (np.mean([getattr(s, part) for s in of_groups], axis=0) for part in Scored._fields[:3])
+        value, chance, draws = (
+            np.mean([getattr(s, part) for s in of_groups], axis=0) for part in EstimatedScore._fields[:3]
+        )
         n_cells = sum(score.n_units for score in of_groups)
         means.append(of_groups[0]._replace(value=float(value), chance=float(chance), draws=draws, n_units=n_cells))
     return max(means, key=lambda score: score.value)
@@ -307,7 +311,7 @@ def predict_perturbations(labels: CellLabels, embeddings: Embeddings, *, seed: i
     train = labels.is_train[rows]
     if min(len(pd.unique(labels.y[rows[part]])) for part in (train, ~train)) < 2:
         return None
-    how: dict[str, Any] = {"kind": "linear", "groups": None, "n_bootstrap": N_BOOTSTRAP, "seed": seed}
+    how: dict[str, Any] = {"kind": "linear", "groups": None, "n_bootstrap": N_BOOTSTRAP_RESAMPLES, "seed": seed}
     scores = {
         name: probe_scores(np.asarray(z)[rows], labels.y[rows], train=train, **how)["f1"]
         for name, z in embeddings.items()

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # longest file name, in bytes, to which a prefix and a suffix can be added (file systems allow 255 bytes in all)
-_NAME_BYTES = 200
+_MAX_NAME_BYTES = 200
 # first bytes of a Git LFS pointer, the small file that stands in place of a large one that was not downloaded
-_PLACEHOLDER = b"version https://git-lfs.github.com/spec/"
+_GIT_LFS_HEADER = b"version https://git-lfs.github.com/spec/"
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -72,13 +72,13 @@ def check_file(path: str | os.PathLike[str]) -> Path:
         msg = f"{path} is a folder: name a file." if found.is_dir() else f"There is no file {path}."
         raise FileNotFoundError(msg)
     with found.open("rb") as file:
-        if file.read(len(_PLACEHOLDER)) == _PLACEHOLDER:
+        if file.read(len(_GIT_LFS_HEADER)) == _GIT_LFS_HEADER:
             msg = f"{path} is a placeholder of Git LFS, without the data: run git lfs pull where it was cloned."
             raise ValueError(msg)
     return found
 
 
-def check_distinct(given: Iterable[object]) -> None:
+def check_plates_distinct(given: Iterable[object]) -> None:
     """Raise ``ValueError`` if a plate is given twice.
 
     Plates are paths or objects in memory. Two paths are equal if they lead to the same file or folder, whatever their
@@ -104,13 +104,13 @@ def partial_path(path: Path) -> Path:
     again.
     """
     name = path.name
-    if len(os.fsencode(name)) > _NAME_BYTES:
+    if len(os.fsencode(name)) > _MAX_NAME_BYTES:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()
     return path.with_name(f".{name}.partial")
 
 
 @contextmanager
-def named_when_whole(path: Path) -> Iterator[Path]:
+def write_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path for writing a file, and rename the file to ``path`` at the end of the block.
 
     An existing file at ``path`` is kept until then. The temporary path is unique, so that no other process writes to
@@ -125,13 +125,13 @@ def named_when_whole(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[IO[bytes]]:
+def open_atomically(path: Path) -> Iterator[IO[bytes]]:
     """Yield a file opened for writing bytes, and rename it to ``path`` when all bytes are on the disk.
 
     An existing file at ``path`` is kept until then. If the block raises an error, no file is written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with named_when_whole(path) as partial, partial.open("wb") as file:
+    with write_atomically(path) as partial, partial.open("wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
@@ -139,7 +139,7 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
 
 
 def remove_partials(path: Path) -> None:
-    """Remove temporary files of :func:`named_when_whole` for this path, left by processes that were killed."""
+    """Remove temporary files of :func:`write_atomically` for this path, left by processes that were killed."""
     for partial in path.parent.glob(f".{escape(path.name)}.*.partial"):
         partial.unlink(missing_ok=True)
 
@@ -154,7 +154,7 @@ def _sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def check_directory(out: str | os.PathLike[str]) -> Path:
+def check_output_directory(out: str | os.PathLike[str]) -> Path:
     """Return the path of a directory after checking that it is writable, or that it can be created.
 
     The directory is not created.
@@ -181,7 +181,7 @@ def check_directory(out: str | os.PathLike[str]) -> Path:
 
 def write_text(text: str, path: Path) -> None:
     """Write a text file (UTF-8) that appears at ``path`` only when it is complete and on the disk."""
-    with written_whole(path) as file:
+    with open_atomically(path) as file:
         file.write(text.encode())
 
 
@@ -194,13 +194,13 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure to a PNG file with 120 dots per inch, and close the figure."""
     import matplotlib.pyplot as plt
 
-    with named_when_whole(path) as partial:
+    with write_atomically(path) as partial:
         figure.savefig(partial, dpi=120, format="png")
         plt.close(figure)
 
 
 # number of cells above which a progress bar is shown: about two seconds at 10,000 cells per second
-_WORTH_A_BAR = 20_000
+_MIN_CELLS_FOR_BAR = 20_000
 
 
 def progress_bar(description: str, n: int, *, shown: bool | None = None) -> tqdm:
@@ -221,20 +221,20 @@ def progress_bar(description: str, n: int, *, shown: bool | None = None) -> tqdm
         total=n,
         desc=description,
         unit=" cells",
-        unit_scale=n >= _WORTH_A_BAR,
+        unit_scale=n >= _MIN_CELLS_FOR_BAR,
         mininterval=interval,
         maxinterval=interval,
-        disable=not (n > _WORTH_A_BAR if shown is None else shown),
+        disable=not (n > _MIN_CELLS_FOR_BAR if shown is None else shown),
     )
 
 
-def say(sentence: str) -> None:
+def print_above_bar(sentence: str) -> None:
     """Print a sentence to stderr, above the progress bar if one is shown."""
     tqdm.write(sentence, file=sys.stderr)
 
 
 @contextmanager
-def torch_threads_kept() -> Iterator[None]:
+def keep_torch_threads() -> Iterator[None]:
     """Restore torch's number of threads at the end of the block, if torch is loaded.
 
     numba sets the number of OpenMP threads, and thereby that of torch, to the number of all processors. A process that
@@ -249,7 +249,7 @@ def torch_threads_kept() -> Iterator[None]:
             torch.set_num_threads(n)
 
 
-def one_torch_thread() -> None:
+def limit_torch_to_one_thread() -> None:
     """Limit torch, if it is loaded, to one thread for operations that the calling thread starts."""
     torch = sys.modules.get("torch")
     if torch:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from scbd._anndata import IMAGE_KEY, bare_name, likely_controls
-from scbd._checks import counted, head
-from scbd.data._formats import Kind, head_of, image_columns, is_table, kind_of
-from scbd.data._profiles import COMPARTMENTS, Missing, number_beginnings, read_profiles, read_table_of_features
+from scbd._anndata import IMAGE_KEY, find_likely_controls, normalise_name
+from scbd._checks import format_count, join_first
+from scbd.data._formats import DataKind, detect_kind, image_columns, is_table, read_first_rows
+from scbd.data._profiles import FEATURE_PREFIXES, Missing, number_beginnings, read_profiles, read_table_of_features
 from scbd.data._readers import read_crops
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from scbd.data._readers import Crops
 
 # kinds of files (see scbd.data._formats): tables of features, and crops that must be converted to a screen first
-_TABLES = ("profiles", "tables", "deepprofiler")
-_CROPS = ("image_table", "image_folder", "lmdb", "arrays")
+_KINDS_OF_TABLES = ("profiles", "tables", "deepprofiler")
+_KINDS_OF_CROPS = ("image_table", "image_folder", "lmdb", "arrays")
 # number of randomly drawn cells from which the range of pixel values is reported
-_N_SAMPLED = 64
+_N_SAMPLED_CELLS = 64
 # maximum number of numeric columns to list that the proposed prefixes of features do not include
-_N_NAMED = 12
+_MAX_LISTED_COLUMNS = 12
 
 # usual names of columns (in the form of bare_name): perturbation, well, and site (field of view) in a well
 _PERTURBATIONS = "gene genesymbol genename targetgene perturbation pert compound compoundname treatment drug".split()
@@ -52,11 +52,11 @@ _ENVIRONMENTS = (
     _SITE,
 )
 # maximum fraction of perturbations that may lie in a single environment; above it, another column is proposed
-_MAX_CONFOUNDED = 0.1
+_MAX_CONFOUNDED_FRACTION = 0.1
 # values of a column that mark controls of any sort, positive ones included
 _CONTROL_KIND = re.compile(r"control|ctrl|ctl|negcon|poscon")
 # names of features that are counts of objects
-_COUNT = re.compile(r"\b(number of|counts?)\b", re.IGNORECASE)
+_COUNT_FEATURE = re.compile(r"\b(number of|counts?)\b", re.IGNORECASE)
 
 
 def open_cells(
@@ -65,7 +65,7 @@ def open_cells(
     image_key: str = IMAGE_KEY,
     layer: str | None = None,
     obsm_key: str | None = None,
-    features: str | Sequence[str] = COMPARTMENTS,
+    features: str | Sequence[str] = FEATURE_PREFIXES,
     missing: Missing = "median",
 ) -> tuple[AnnData, dict[str, str]]:
     """Open a screen or a table of features.
@@ -94,12 +94,12 @@ def open_cells(
         other kind of cells.
     """
     where = {name: value for name, value in (("layer", layer), ("obsm_key", obsm_key)) if value is not None}
-    kind = kind_of(path)
-    if kind.name in _CROPS:
-        msg = f"{path} is {kind.about}: make a screen of it first, {_conversion(path, kind)}."
+    kind = detect_kind(path)
+    if kind.name in _KINDS_OF_CROPS:
+        msg = f"{path} is {kind.about}: make a screen of it first, {_conversion_command(path, kind)}."
         raise ValueError(msg)
-    if kind.name not in _TABLES:
-        if features is not COMPARTMENTS or missing != "median":
+    if kind.name not in _KINDS_OF_TABLES:
+        if features is not FEATURE_PREFIXES or missing != "median":
             msg = f"{path} is not a table of features: remove features and missing."
             raise ValueError(msg)
         from scbd.data._screens import open_screen
@@ -111,7 +111,7 @@ def open_cells(
     return read_profiles(path, features=features, missing=missing), {"layer": "X"}
 
 
-def inspect(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -> str:
+def describe_path(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -> str:
     """Describe a file or folder, and propose the command that accepts it, without writing any file.
 
     Parameters
@@ -141,11 +141,11 @@ def inspect(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -> str:
     ValueError, KeyError, ImportError
         If the path cannot be read.
     """
-    kind = kind_of(path)
+    kind = detect_kind(path)
     lines = [f"{path} is {kind.about}."]
-    if kind.name in _TABLES:
+    if kind.name in _KINDS_OF_TABLES:
         return "\n".join([*lines, *_describe_table(path)])
-    if kind.name not in (*_CROPS, "anndata"):
+    if kind.name not in (*_KINDS_OF_CROPS, "anndata"):
         return "\n".join([*lines, f"Next: {kind.advice}."])
     try:
         crops = read_crops(path, image_key=image_key, file_columns=_file_columns(path, kind) or "path")
@@ -156,26 +156,30 @@ def inspect(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -> str:
 
         cells = open_screen(path, layer="X")  # raises an error if there are no features either
         lines.append(_describe_features(cells.n_obs, cells.var_names.tolist()))
-        given = f"{_quoted(path)} --layer X"
+        given = f"{_quote_word(path)} --layer X"
         return "\n".join([*lines, *_describe_labels_of_features(cells.obs, _count_values(cells.obs), given, "obs")])
     return "\n".join([*lines, *_describe_pixels(crops), *_describe_labels_of_images(path, kind, crops, image_key)])
 
 
 def _describe_table(path: str | os.PathLike[str]) -> list[str]:
-    first_rows = head_of(path) if is_table(path) else pd.DataFrame()
+    first_rows = read_first_rows(path) if is_table(path) else pd.DataFrame()
     words = _propose_features(first_rows)
     table = read_table_of_features(path, features=words) if words else read_table_of_features(path)
     lines = [_describe_features(len(table.obs), table.names.tolist())]
-    if counts := [name for name in table.names if _COUNT.search(str(name).replace("_", " "))]:
-        lines.append(f"Among the features are counts, which depend on how many cells were seeded: {head(counts)}.")
+    if counts := [name for name in table.names if _COUNT_FEATURE.search(str(name).replace("_", " "))]:
+        lines.append(
+            f"Among the features are counts, which depend on how many cells were seeded: {join_first(counts)}."
+        )
     values = _count_values(table.obs)
     unused = [name for name in table.obs.select_dtypes("number") if name not in values]
     if unused:
-        columns = f"{counted(len(unused), 'column')} of numbers"
+        columns = f"{format_count(len(unused), 'column')} of numbers"
         how = "; to take them, add their names, or what they begin with, to --features" if words else ""
-        lines.append(f"Not taken as features: {columns} ({head(unused, _N_NAMED if words else 5)}){how}.")
+        lines.append(
+            f"Not taken as features: {columns} ({join_first(unused, _MAX_LISTED_COLUMNS if words else 5)}){how}."
+        )
     named = f" --features {shlex.join(words)}" if words else ""
-    return lines + _describe_labels_of_features(table.obs, values, f"{_quoted(path)}{named}", "the table")
+    return lines + _describe_labels_of_features(table.obs, values, f"{_quote_word(path)}{named}", "the table")
 
 
 def _propose_features(first_rows: pd.DataFrame) -> list[str]:
@@ -184,7 +188,7 @@ def _propose_features(first_rows: pd.DataFrame) -> list[str]:
     If a column without numbers has the same prefix, the whole names of the features are returned instead. The list is
     empty if features have CellProfiler's names, which are taken as features by default.
     """
-    if any(str(name).startswith(COMPARTMENTS) for name in first_rows):
+    if any(str(name).startswith(FEATURE_PREFIXES) for name in first_rows):
         return []
     others = list(map(str, first_rows.select_dtypes(exclude="number")))
     return [
@@ -195,7 +199,7 @@ def _propose_features(first_rows: pd.DataFrame) -> list[str]:
 
 
 def _describe_features(n: int, names: Sequence[str]) -> str:
-    return f"{n:,} cells or wells of {len(names):,} features: {head(names)}"
+    return f"{n:,} cells or wells of {len(names):,} features: {join_first(names)}"
 
 
 def _describe_labels_of_features(obs: pd.DataFrame, values: dict[str, pd.Series], given: str, table: str) -> list[str]:
@@ -223,7 +227,7 @@ def _describe_labels_of_features(obs: pd.DataFrame, values: dict[str, pd.Series]
 
 def _describe_pixels(crops: Crops) -> list[str]:
     n, *shape = crops.images.shape
-    n_sampled = min(n, _N_SAMPLED)
+    n_sampled = min(n, _N_SAMPLED_CELLS)
     sample = crops.images.read(np.sort(np.random.default_rng(0).choice(n, n_sampled, replace=False)))
     where = f" in a random sample of {n_sampled} cells" if n_sampled < n else ""
     ranges = zip(crops.channels, sample.min((0, 2, 3)), sample.max((0, 2, 3)), strict=True)
@@ -233,18 +237,18 @@ def _describe_pixels(crops: Crops) -> list[str]:
     ]
 
 
-def _describe_labels_of_images(path: str | os.PathLike[str], kind: Kind, crops: Crops, image_key: str) -> list[str]:
+def _describe_labels_of_images(path: str | os.PathLike[str], kind: DataKind, crops: Crops, image_key: str) -> list[str]:
     """Return lines that describe the labels of images, and propose the next command."""
     key = "" if image_key == IMAGE_KEY else f"--image-key {shlex.quote(image_key)} "
     values = _count_values(crops.obs)
     columns = _describe_columns(values)
     if columns and Path(path).suffix in (".h5ad", ".zarr"):
         options, notes = propose_options(crops.obs, values, of_features=False)
-        return [*columns, *notes, f"Next: scbd run {_quoted(path)} {key}{options}"]
+        return [*columns, *notes, f"Next: scbd run {_quote_word(path)} {key}{options}"]
     if columns:
         y_key = _propose_perturbation(values)
         notes = _describe_missing(crops.obs, [y_key])
-        return [*columns, *notes, f"Next: {_conversion(path, kind, f'{key}--y-key {_quoted(y_key)}')}"]
+        return [*columns, *notes, f"Next: {_conversion_command(path, kind, f'{key}--y-key {_quote_word(y_key)}')}"]
     lines = ["No column has values that several cells share, and training needs labels of the perturbation."]
     if kind.name == "image_table":
         return [*lines, f"Next: add columns with the perturbation and the environment to {path}, and inspect it again."]
@@ -252,29 +256,30 @@ def _describe_labels_of_images(path: str | os.PathLike[str], kind: Kind, crops: 
     return [
         *lines,
         f"Write a table with columns for perturbation and environment, one row per image, {order}.",
-        f"Next: {_conversion(path, kind, f'{key}--table labels.csv --y-key …')}",
+        f"Next: {_conversion_command(path, kind, f'{key}--table labels.csv --y-key …')}",
     ]
 
 
-def _conversion(path: str | os.PathLike[str], kind: Kind, options: str = "--y-key …") -> str:
+def _conversion_command(path: str | os.PathLike[str], kind: DataKind, options: str = "--y-key …") -> str:
     """Return the command that converts images to a screen, quoted for a shell."""
     columns = _file_columns(path, kind)
     files = f"--file-columns {shlex.join(columns)} " if columns else ""
-    return f"scbd convert {_quoted(path)} {files}{options} --out screen.zarr"
+    return f"scbd convert {_quote_word(path)} {files}{options} --out screen.zarr"
 
 
-def _file_columns(path: str | os.PathLike[str], kind: Kind) -> list[str]:
+def _file_columns(path: str | os.PathLike[str], kind: DataKind) -> list[str]:
     return image_columns(path) if kind.name == "image_table" else []
 
 
-def _quoted(word: object) -> str:
+def _quote_word(word: object) -> str:
     """Return a word quoted for a shell, or an ellipsis in place of `None`, for the user to fill in."""
     return "…" if word is None else shlex.quote(str(word))
 
 
 def _describe_columns(values: dict[str, pd.Series]) -> list[str]:
     return [
-        f"  column {column}: {len(counts):,} values ({head(f'{value} {count:,}' for value, count in counts.items())})"
+        f"  column {column}: {len(counts):,} values "
+        f"({join_first(f'{value} {count:,}' for value, count in counts.items())})"
         for column, counts in values.items()
     ]
 
@@ -318,17 +323,17 @@ def propose_options(obs: pd.DataFrame, values: dict[str, pd.Series], *, of_featu
     """
     y_key = _propose_perturbation(values)
     e_key, notes = _propose_environment(obs, values, y_key, of_features=of_features)
-    controls = [] if y_key is None else likely_controls(values[y_key].index)
+    controls = [] if y_key is None else find_likely_controls(values[y_key].index)
     options: dict[str, Sequence[str | None]] = {"y-key": [y_key], "e-key": [e_key]}
     if controls:
         options["control"] = controls
-        wells = [column for column in values if _WELL.fullmatch(bare_name(column))]
+        wells = [column for column in values if _WELL.fullmatch(normalise_name(column))]
         if of_features and len(wells) == 1:
             options["position-key"] = wells
     if y_key is not None:
         notes += _describe_controls(obs, values, y_key, controls)
     notes += _describe_missing(obs, [y_key, e_key, *options.get("position-key", [])])
-    typed = [f"--{name} {' '.join(map(_quoted, words))}" for name, words in options.items()]
+    typed = [f"--{name} {' '.join(map(_quote_word, words))}" for name, words in options.items()]
     return " ".join([*typed, "--out results"]), notes
 
 
@@ -337,8 +342,8 @@ def _propose_perturbation(values: dict[str, pd.Series]) -> str | None:
 
     Columns with both take precedence over columns with the name alone, and these over columns with controls alone.
     """
-    have_controls = [column for column, counts in values.items() if likely_controls(counts.index)]
-    named = [column for column in values if bare_name(column) in _PERTURBATIONS]
+    have_controls = [column for column, counts in values.items() if find_likely_controls(counts.index)]
+    named = [column for column in values if normalise_name(column) in _PERTURBATIONS]
     found = [column for column in named if column in have_controls] or named or have_controls
     return found[0] if len(found) == 1 else None
 
@@ -354,7 +359,7 @@ def _propose_environment(
     qualifies, the one with the fewest perturbations in a single environment is proposed.
     """
     named = [
-        [column for column in values if column != y_key and pattern.fullmatch(bare_name(column))]
+        [column for column in values if column != y_key and pattern.fullmatch(normalise_name(column))]
         for pattern in _ENVIRONMENTS
         if not (of_features and pattern is _WELL)
     ]
@@ -363,7 +368,7 @@ def _propose_environment(
         return None, ["No column has the name of a plate, batch, day, donor or the like: fill in --e-key."]
     confounded = {column: _count_confounded(obs, y_key, column) for column in candidates}
     first = next(columns for columns in named if columns)
-    limit = 0 if y_key is None else _MAX_CONFOUNDED * len(values[y_key])
+    limit = 0 if y_key is None else _MAX_CONFOUNDED_FRACTION * len(values[y_key])
     repeated = [column for column in first if confounded[column] <= limit]
     e_key = (
         min(repeated, key=lambda column: len(values[column])) if repeated else min(first, key=confounded.__getitem__)
@@ -381,13 +386,13 @@ def _propose_environment(
     return e_key, [f"Proposed environment: {describe(e_key)}.{alternatives}"]
 
 
-def columns_of_places(columns: Iterable[str]) -> list[str]:
+def find_place_columns(columns: Iterable[str]) -> list[str]:
     """Return the columns with names of plates, batches, days, wells or replicates, which distinguish replicates.
 
     Sites (fields of view) are not included, because the sites of a well belong to the same replicate.
     """
     patterns = [pattern for pattern in _ENVIRONMENTS if pattern is not _SITE]
-    return [column for pattern in patterns for column in columns if pattern.fullmatch(bare_name(column))]
+    return [column for pattern in patterns for column in columns if pattern.fullmatch(normalise_name(column))]
 
 
 def _count_confounded(obs: pd.DataFrame, y_key: str | None, column: str) -> int:
@@ -404,11 +409,13 @@ def _describe_controls(
     """Return a line for each further column that marks labels as controls which ``--control`` does not yet include."""
     lines = []
     for column, counts in values.items():
-        kinds = [kind for kind in counts.index if _CONTROL_KIND.search(bare_name(kind)) or likely_controls([kind])]
+        kinds = [
+            kind for kind in counts.index if _CONTROL_KIND.search(normalise_name(kind)) or find_likely_controls([kind])
+        ]
         marked = {kind: obs.loc[(obs[column] == kind).to_numpy(), y_key].dropna().unique() for kind in kinds}
         if column == y_key or {str(label) for labels in marked.values() for label in labels} <= set(controls):
             continue
-        kinds_of_labels = "; ".join(f"{kind}: {head(labels)}" for kind, labels in marked.items() if len(labels))
+        kinds_of_labels = "; ".join(f"{kind}: {join_first(labels)}" for kind, labels in marked.items() if len(labels))
         lines.append(
             f"Column {column} marks controls of {y_key} ({kinds_of_labels}). Name the labels of unperturbed cells with "
             "--control; all others count as perturbations, unless you remove their rows."

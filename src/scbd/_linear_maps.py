@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 # rows per block
-BLOCK = 8_192
+ROWS_PER_BLOCK = 8_192
 # A feature counts as constant if its standard deviation, relative to its size, is below the larger of two limits:
 # _ROUNDINGS machine epsilons of its dtype (values that were rounded a few times), and _OF_SUMS (the rounding error of
 # a float64 sum of thousands of values, as in a mean).
-_ROUNDINGS, _OF_SUMS = 8, 1e-12
+_N_EPSILONS, _MIN_RELATIVE_ERROR = 8, 1e-12
 
 
 class LinearMap(NamedTuple):
@@ -29,8 +29,8 @@ class LinearMap(NamedTuple):
     def __call__(self, features: np.ndarray) -> np.ndarray:
         """Map features in blocks of rows; return float32 ``(N, K)``."""
         mapped = np.empty((len(features), len(self.offset)), dtype=np.float32)
-        for start in range(0, len(features), BLOCK):
-            part = slice(start, start + BLOCK)
+        for start in range(0, len(features), ROWS_PER_BLOCK):
+            part = slice(start, start + ROWS_PER_BLOCK)
             mapped[part] = np.asarray(features[part], dtype=np.float64) @ self.matrix + self.offset
         return mapped
 
@@ -39,9 +39,11 @@ class LinearMap(NamedTuple):
         return LinearMap(self.matrix @ after.matrix, self.offset @ after.matrix + after.offset)
 
 
-def resolution(dtype: np.dtype) -> float:
+def relative_rounding_error(dtype: np.dtype) -> float:
     """Return the relative size below which variation is rounding: 1e-6 for float32, 1e-12 for float64."""
-    return max(_OF_SUMS, _ROUNDINGS * float(np.finfo(dtype).eps)) if dtype.kind == "f" else _OF_SUMS
+    return (
+        max(_MIN_RELATIVE_ERROR, _N_EPSILONS * float(np.finfo(dtype).eps)) if dtype.kind == "f" else _MIN_RELATIVE_ERROR
+    )
 
 
 def column_means(features: np.ndarray) -> np.ndarray:
@@ -52,31 +54,31 @@ def column_means(features: np.ndarray) -> np.ndarray:
     size of these differences. A sum of the values themselves would have n rounding errors of the size of the values.
     """
     first, total = np.asarray(features[:1], dtype=np.float64)[0], np.zeros(features.shape[1])
-    for start in range(0, len(features), BLOCK):
-        total += (features[start : start + BLOCK] - first).sum(0)
+    for start in range(0, len(features), ROWS_PER_BLOCK):
+        total += (features[start : start + ROWS_PER_BLOCK] - first).sum(0)
     return first + total / len(features)
 
 
-def mean_and_factor(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def mean_and_inverse_deviation(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean of each feature and the factor that scales it to a standard deviation of 1, ``(F,)`` each.
 
     The factor is 0 for features that are constant or vary only by rounding.
     """
     mean = column_means(features)
     squares = np.zeros(features.shape[1])
-    for start in range(0, len(features), BLOCK):
-        squares += ((features[start : start + BLOCK] - mean) ** 2).sum(0)
+    for start in range(0, len(features), ROWS_PER_BLOCK):
+        squares += ((features[start : start + ROWS_PER_BLOCK] - mean) ** 2).sum(0)
     sd = np.sqrt(squares / max(1, len(features) - 1))
-    return mean, inverse_of_varying(sd, features)
+    return mean, inverse_deviations(sd, features)
 
 
-def inverse_of_varying(sd: np.ndarray, features: np.ndarray) -> np.ndarray:
+def inverse_deviations(sd: np.ndarray, features: np.ndarray) -> np.ndarray:
     """Return ``1 / sd`` of each feature ``(F,)``, or 0 where the feature varies only by rounding.
 
     ``features`` must have their original dtype, because the dtype determines the size of the rounding error.
     """
     largest = np.maximum(features.max(0), -features.min(0))
-    return np.divide(1, sd, out=np.zeros_like(sd), where=sd > resolution(features.dtype) * largest)
+    return np.divide(1, sd, out=np.zeros_like(sd), where=sd > relative_rounding_error(features.dtype) * largest)
 
 
 def covariance(features: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
@@ -84,10 +86,10 @@ def covariance(features: np.ndarray, mean: np.ndarray | None = None) -> np.ndarr
 
     Memory use does not grow with the number of rows. ``mean`` ``(F,)`` can be given if it was computed before.
     """
-    return _scatter(features, column_means(features) if mean is None else mean) / max(1, len(features) - 1)
+    return _scatter_matrix(features, column_means(features) if mean is None else mean) / max(1, len(features) - 1)
 
 
-def principal_map(mean: np.ndarray, factor: np.ndarray, spread: np.ndarray, n_components: int) -> LinearMap:
+def principal_components_map(mean: np.ndarray, factor: np.ndarray, spread: np.ndarray, n_components: int) -> LinearMap:
     """Return the map to the leading principal components of features that are scaled by ``factor``.
 
     ``mean`` ``(F,)`` and ``spread`` (the covariance, ``(F, F)``) describe the features before scaling. The largest
@@ -108,13 +110,15 @@ def effective_rank(features: np.ndarray) -> float:
     if not np.isfinite([features.min(), features.max()]).all():
         return float("nan")
     spectrum = np.linalg.eigvalsh(covariance(features)).clip(min=0)
-    if spectrum.sum() <= resolution(features.dtype) ** 2 * np.square(features, dtype=np.float64).sum() / len(features):
+    if spectrum.sum() <= relative_rounding_error(features.dtype) ** 2 * np.square(
+        features, dtype=np.float64
+    ).sum() / len(features):
         return 0.0
     share = spectrum[spectrum > 0] / spectrum.sum()
     return float(np.exp(-(share * np.log(share)).sum()))
 
 
-def span_of_few(features: np.ndarray, n_components: int) -> np.ndarray | None:
+def span_of_rows(features: np.ndarray, n_components: int) -> np.ndarray | None:
     """Return orthonormal axes ``(F, D)`` that span all differences between rows, if there are few rows.
 
     With far fewer rows than features, no map can learn from directions outside these axes, and working in them avoids
@@ -138,7 +142,7 @@ def within_covariance(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
     ``labels`` are values ``(N,)`` of any type.
     """
     codes, means, counts = label_means(features, labels)
-    return _scatter(features, means, codes) / max(1, len(features) - len(counts))
+    return _scatter_matrix(features, means, codes) / max(1, len(features) - len(counts))
 
 
 def label_means(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -158,7 +162,7 @@ def label_means(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, n
     return codes, means, counts
 
 
-def whitening(spread: np.ndarray, regularization: float) -> np.ndarray:
+def whitening_matrix(spread: np.ndarray, regularization: float) -> np.ndarray:
     r"""Return the whitening matrix :math:`V (\Lambda + \lambda I)^{-1/2}` of a covariance :math:`V \Lambda V^T`.
 
     Columns are sorted by variance, largest first. ``regularization`` is :math:`\lambda`.
@@ -179,7 +183,7 @@ def whitening(spread: np.ndarray, regularization: float) -> np.ndarray:
     return axes / np.sqrt(variances + regularization)
 
 
-def discriminants(
+def discriminant_axes(
     between: np.ndarray,
     *,
     shrinkage: float = 0.0,
@@ -216,7 +220,7 @@ def discriminants(
     return axes if rows is None else axes * (variances / (variances + 1 / rows))
 
 
-def turn(size: int) -> np.ndarray:
+def random_rotation(size: int) -> np.ndarray:
     """Return a rotation ``(size, size)`` that is random but always the same.
 
     Rotated axes have no meaning of their own, so that scaling each of them does not undo a weighting of the original
@@ -226,15 +230,15 @@ def turn(size: int) -> np.ndarray:
     return rotation
 
 
-def _scatter(features: np.ndarray, means: np.ndarray, codes: np.ndarray | None = None) -> np.ndarray:
+def _scatter_matrix(features: np.ndarray, means: np.ndarray, codes: np.ndarray | None = None) -> np.ndarray:
     """Return the sum of the outer products of centred rows, ``(F, F)``.
 
     Rows are centred on ``means`` ``(F,)``. If ``codes`` ``(N,)`` are given, ``means`` is ``(L, F)``, and each row is
     centred on the mean of its code.
     """
     total = np.zeros((features.shape[1], features.shape[1]))
-    for start in range(0, len(features), BLOCK):
-        part = slice(start, start + BLOCK)
+    for start in range(0, len(features), ROWS_PER_BLOCK):
+        part = slice(start, start + ROWS_PER_BLOCK)
         centred = features[part] - (means if codes is None else means[codes[part]])
         total += centred.T @ centred
     return total

@@ -17,7 +17,7 @@ import pandas as pd
 from scbd import pl
 from scbd._anndata import label_text, label_values
 from scbd._files import write_text
-from scbd.pl._looks import wrapped
+from scbd.pl._looks import wrap_name
 from scbd.pl._umap import compute_umap
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # number of perturbations (or other labels) that are coloured in a UMAP
-_N_STRONGEST = 10
+_N_COLOURED_LABELS = 10
 # minimum number of cells for a UMAP, which needs a few neighbours per cell, and maximum number of cells drawn
 _MIN_UMAP_CELLS, _MAX_UMAP_CELLS = 5, 5_000
 # more labels would need a legend of two columns, which leaves no room for the cells
@@ -162,26 +162,26 @@ def write_report(report: Report, path: Path) -> None:
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("scbd").joinpath("report.html.jinja").read_text(encoding="utf-8"))
-    labels = _labels(report)
-    with _plots_of_our_own():
+    labels = _label_table(report)
+    with _isolated_plotting():
         page = template.render(
             report=report,
-            counts=_counts(report, labels),
-            umaps=_umaps(report, labels),
+            counts=_held_out_counts(report, labels),
+            umaps=_draw_umaps(report, labels),
             n_cells=report.cells.n_obs,
             max_umap_cells=_MAX_UMAP_CELLS,
-            measures=_measures(report.scores, report.best),
-            training=_training(report),
-            crops=_crops(report),
-            heat_map=_heat_map(report),
-            decisions=_decisions(report.decisions),
-            settings=_flat(report.settings),
+            measures=_format_measures(report.scores, report.best),
+            training=_draw_training(report),
+            crops=_draw_crops(report),
+            heat_map=_draw_heat_map(report),
+            decisions=_format_decisions(report.decisions),
+            settings=_flatten_settings(report.settings),
         )
     write_text(page, path)
 
 
 @contextmanager
-def _plots_of_our_own() -> Iterator[None]:
+def _isolated_plotting() -> Iterator[None]:
     """Restore matplotlib's settings at the end of the block, and close figures that were opened in it."""
     import matplotlib.pyplot as plt
 
@@ -197,7 +197,7 @@ def _plots_of_our_own() -> Iterator[None]:
             plt.close(number)
 
 
-def _picture(figure: Figure, alt: str, *caption: str) -> _Picture:
+def _encode_figure(figure: Figure, alt: str, *caption: str) -> _Picture:
     """Encode a figure as a PNG in the width of a phone, and close the figure."""
     import matplotlib.pyplot as plt
 
@@ -209,20 +209,20 @@ def _picture(figure: Figure, alt: str, *caption: str) -> _Picture:
     return _Picture("data:image/png;base64," + base64.b64encode(file.getvalue()).decode(), width, pixels, alt, caption)
 
 
-def _labels(report: Report) -> pd.DataFrame:
+def _label_table(report: Report) -> pd.DataFrame:
     """Return the perturbation and the environments of the held-out cells as text, one column each."""
     obs, keys = report.cells.obs, [report.y_key, *report.e_keys]
     labels = {key: label_values(obs, key, allow_missing=True).cat.rename_categories(label_text) for key in keys}
     return pd.DataFrame(labels, index=obs.index)
 
 
-def _counts(report: Report, labels: pd.DataFrame) -> list[str]:
+def _held_out_counts(report: Report, labels: pd.DataFrame) -> list[str]:
     """Return phrases that state the number of held-out cells, and the number of values of each of their labels."""
     numbers = {key: labels[key].nunique() for key in labels}
     return [f"{report.cells.n_obs:,} held-out cells", *(f"{key}: {n:,} values" for key, n in numbers.items())]
 
 
-def _umaps(report: Report, labels: pd.DataFrame) -> list[tuple[str, list[_Picture]]]:
+def _draw_umaps(report: Report, labels: pd.DataFrame) -> list[tuple[str, list[_Picture]]]:
     """Draw a UMAP of each embedding, coloured by the perturbation and by each environment.
 
     Up to 5,000 held-out cells are drawn, chosen at random. An embedding with too few finite cells is skipped.
@@ -243,12 +243,12 @@ def _umaps(report: Report, labels: pd.DataFrame) -> list[tuple[str, list[_Pictur
         places = compute_umap(values[finite])
         cells = AnnData(obs=labels.iloc[rows[finite]].copy(), obsm={"X": places, "X_umap": places})
         missing = f" {(~finite).sum():,} cells without finite values are missing." if not finite.all() else ""
-        pictures = [_umap(report, cells, title, column, missing) for column in labels]
+        pictures = [_draw_umap(report, cells, title, column, missing) for column in labels]
         drawn.append((title, pictures))
     return drawn
 
 
-def _umap(report: Report, cells: AnnData, title: str, column: str, missing: str) -> _Picture:
+def _draw_umap(report: Report, cells: AnnData, title: str, column: str, missing: str) -> _Picture:
     """Draw the UMAP of one embedding, coloured by one label, and explain the colours in the caption.
 
     Parameters
@@ -269,14 +269,14 @@ def _umap(report: Report, cells: AnnData, title: str, column: str, missing: str)
     controls: list[str] = []
     if column == report.y_key:
         controls = [name for name in report.controls if name in counts]
-        colored = [name for name in report.strongest if name in counts and name not in controls][:_N_STRONGEST]
+        colored = [name for name in report.strongest if name in counts and name not in controls][:_N_COLOURED_LABELS]
         choice = "with the strongest effects" if colored else "with the most cells"
         # without known effects, more than ten colours would need a legend of two columns
-        colored = colored or [name for name in counts.index if name not in controls][:_N_STRONGEST]
+        colored = colored or [name for name in counts.index if name not in controls][:_N_COLOURED_LABELS]
         kind, meaning = "perturbations", "If cells of one colour lie together, the embedding carries the perturbation."
     else:
         is_long = len(counts) > _MAX_LEGEND_LABELS
-        colored = list(counts.index[:_N_STRONGEST] if is_long else counts.index.sort_values())
+        colored = list(counts.index[:_N_COLOURED_LABELS] if is_long else counts.index.sort_values())
         kind, choice = f"labels of {column}", "with the most cells"
         meaning = f"If colours are mixed, the embedding does not carry the environment ({column})."
     n_others = len(counts) - len(colored) - len(controls)
@@ -285,10 +285,10 @@ def _umap(report: Report, cells: AnnData, title: str, column: str, missing: str)
     seen += f" Light grey: {n_others:,} others." if n_others else ""
     axes = pl.umap_blocks(cells, [column], blocks={title: "X"}, highlight=colored, control=controls)
     alt = f"UMAP of {title}, held-out cells coloured by {column}."
-    return _picture(axes[0, 0].figure, alt, f"{seen} {meaning}{missing}")
+    return _encode_figure(axes[0, 0].figure, alt, f"{seen} {meaning}{missing}")
 
 
-def _measures(scores: pd.DataFrame, best: str | None) -> list[dict[str, Any]]:
+def _format_measures(scores: pd.DataFrame, best: str | None) -> list[dict[str, Any]]:
     """Format the scores as one table per measure, for the template.
 
     Returns
@@ -332,12 +332,18 @@ def _measures(scores: pd.DataFrame, best: str | None) -> list[dict[str, Any]]:
             )
         better = next((str(word) for word in own["better"] if isinstance(word, str) and word), "")
         found.append(
-            {"name": name, "better": better, "basis": _basis(own), "rows": rows, "range": (text(start), text(end))}
+            {
+                "name": name,
+                "better": better,
+                "basis": _count_units(own),
+                "rows": rows,
+                "range": (text(start), text(end)),
+            }
         )
     return found
 
 
-def _basis(own: pd.DataFrame) -> str:
+def _count_units(own: pd.DataFrame) -> str:
     """Return the number of units over which the scores of a measure are averaged, such as "12 perturbations"."""
     phrases = []
     for unit, part in own.dropna(subset=["n"]).groupby("unit", sort=False):
@@ -346,7 +352,7 @@ def _basis(own: pd.DataFrame) -> str:
     return " and ".join(phrases)
 
 
-def _training(report: Report) -> _Picture | None:
+def _draw_training(report: Report) -> _Picture | None:
     """Draw the training curves, and explain them in the caption; return `None` without a history of the loss."""
     if "train_loss" not in report.history:
         return None
@@ -373,10 +379,10 @@ def _training(report: Report) -> _Picture | None:
         )
     sentences.append("The curves should be flat at the end; if they still change, train for longer.")
     alt = "Curves of training and validation by step."
-    return _picture(figure, alt, *sentences)
+    return _encode_figure(figure, alt, *sentences)
 
 
-def _crops(report: Report) -> list[_Picture]:
+def _draw_crops(report: Report) -> list[_Picture]:
     """Draw images of controls and, below them, of cells with the strongest perturbations.
 
     Three channels are drawn in one picture, as red, green and blue. Otherwise there is one grey picture per channel.
@@ -398,18 +404,18 @@ def _crops(report: Report) -> list[_Picture]:
     pictures = []
     for channel in [[0, 1, 2]] if n_channels == 3 else [[number] for number in range(min(n_channels, _MAX_CHANNELS))]:
         title = ", ".join(str(channels[number]) for number in channel)
-        figure = _mosaic(list(groups), [crops[:, channel] for crops in scaled], title)
+        figure = _draw_mosaic(list(groups), [crops[:, channel] for crops in scaled], title)
         if n_channels == 3:
             colors = zip(("Red", "green", "blue"), channels, low, high, strict=True)
             ranges = [f"{color}: {name}, from {start:.3g} to {end:.3g}" for color, name, start, end in colors]
         else:
             ranges = [f"Black is {low[channel[0]]:.3g}, white is {high[channel[0]]:.3g} and more"]
         caption = f"{'; '.join(ranges)}, in all rows."
-        pictures.append(_picture(figure, f"Crops of cells, one row per perturbation: {title}.", caption))
+        pictures.append(_encode_figure(figure, f"Crops of cells, one row per perturbation: {title}.", caption))
     return pictures
 
 
-def _mosaic(names: Sequence[str], rows: Sequence[np.ndarray], title: str) -> Figure:
+def _draw_mosaic(names: Sequence[str], rows: Sequence[np.ndarray], title: str) -> Figure:
     """Draw rows of images on one canvas, with the name of each row at its left.
 
     Parameters
@@ -434,11 +440,11 @@ def _mosaic(names: Sequence[str], rows: Sequence[np.ndarray], title: str) -> Fig
     figure, ax = plt.subplots(figsize=(_WIDTH, _WIDTH), layout="constrained")
     ax.imshow(canvas, aspect="auto")
     places = [place * (height + gap) + height / 2 for place in range(len(rows))]
-    ax.set_yticks(places, [wrapped(name, 14) for name in names], fontsize="small")
+    ax.set_yticks(places, [wrap_name(name, 14) for name in names], fontsize="small")
     ax.set_xticks([])
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    ax.set_title(wrapped(title, 40), fontsize="medium")
+    ax.set_title(wrap_name(title, 40), fontsize="medium")
     # for square pixels, the height is adapted to the width that remains next to the names
     figure.draw_without_rendering()
     box = ax.get_window_extent()
@@ -447,7 +453,7 @@ def _mosaic(names: Sequence[str], rows: Sequence[np.ndarray], title: str) -> Fig
     return figure
 
 
-def _heat_map(report: Report) -> _Picture | None:
+def _draw_heat_map(report: Report) -> _Picture | None:
     """Draw a heat map of the cosines between profiles of perturbations, ordered by hierarchical clustering.
 
     Returns
@@ -471,7 +477,7 @@ def _heat_map(report: Report) -> _Picture | None:
     apart = squareform(1 - cosines, checks=False)
     order = leaves_list(linkage(apart, "average", optimal_ordering=True))
     cosines = cosines[order][:, order]
-    names = [_short(profiles.index[chosen[place]]) for place in order]
+    names = [_shorten_label(profiles.index[chosen[place]]) for place in order]
     n = len(names)
     height = 1.1 + max(0.16 * n, 0.9) + (0.06 * max(map(len, names)) if n <= _MAX_COLUMN_LABELS else 0)
     figure, ax = plt.subplots(figsize=(_WIDTH, height), layout="constrained")
@@ -496,15 +502,15 @@ def _heat_map(report: Report) -> _Picture | None:
         "Red blocks along the diagonal are candidates for a common mechanism, such as genes of one pathway. Profiles "
         "of weak perturbations are mostly noise.",
     )
-    return _picture(figure, f"Heat map of cosines between profiles of {n} perturbations.", *caption)
+    return _encode_figure(figure, f"Heat map of cosines between profiles of {n} perturbations.", *caption)
 
 
-def _short(name: object) -> str:
+def _shorten_label(name: object) -> str:
     text = str(name)
     return text if len(text) <= _MAX_LABEL_LETTERS else text[: _MAX_LABEL_LETTERS - 1] + "…"
 
 
-def _decisions(decisions: pd.DataFrame) -> list[dict[str, str]]:
+def _format_decisions(decisions: pd.DataFrame) -> list[dict[str, str]]:
     """Format the automatic decisions as rows of text."""
     rows = []
     for row in decisions.to_dict("records"):
@@ -515,12 +521,12 @@ def _decisions(decisions: pd.DataFrame) -> list[dict[str, str]]:
     return rows
 
 
-def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, str]:
+def _flatten_settings(settings: Mapping[str, Any], above: str = "") -> dict[str, str]:
     """Flatten nested settings: names are joined with dots, and values are converted to text."""
     found: dict[str, str] = {}
     for name, value in settings.items():
         if isinstance(value, dict) and value:
-            found |= _flat(value, f"{above}{name}.")
+            found |= _flatten_settings(value, f"{above}{name}.")
         else:
             found[f"{above}{name}"] = value if isinstance(value, str) else json.dumps(value, default=str)
     return found

@@ -17,34 +17,40 @@ import pandas as pd
 from scbd._anndata import (
     BEST_KEY,
     CONTENT_KEY,
-    CROSS,
+    CROSS_SEPARATOR,
     FEATURE_PCA_KEY,
-    LEFT_OUT,
+    NOT_IN_SPLIT,
     PIXEL_PCA_KEY,
     SPLIT_KEY,
     STYLE_KEY,
     as_columns,
-    control_names,
+    check_control_labels,
+    find_likely_controls,
+    get_obs_column,
     label_text,
     label_values,
-    likely_controls,
-    obs_column,
 )
-from scbd._candidates import CellLabels, add_standardised, corrected_inputs, reference_cells, scaled
+from scbd._candidates import (
+    CellLabels,
+    add_standardised,
+    choose_reference_cells,
+    compute_corrected_inputs,
+    standardize_over_training_cells,
+)
 from scbd._checks import check_count
 from scbd._compare import evaluate
-from scbd._files import check_directory, named_when_whole, save_figure, write_table, write_text
-from scbd._inspect import columns_of_places
+from scbd._files import check_output_directory, save_figure, write_atomically, write_table, write_text
+from scbd._inspect import find_place_columns
 from scbd._report import Report, write_report
-from scbd._run_report import describe_run
-from scbd._verdict import judge
+from scbd._run_report import collect_report
+from scbd._verdict import judge_embeddings
 from scbd.baselines._classifiers import ERMModel
 from scbd.baselines._pixel_pca import pixel_pca
-from scbd.data._inputs import Inputs
-from scbd.data._screens import storable
+from scbd.data._inputs import InputLocation
+from scbd.data._screens import as_storable
 from scbd.data._sources import digest_cells
 from scbd.data._splits import Split, hold_out_perturbations, stratified_split
-from scbd.metrics._table import label_names
+from scbd.metrics._table import get_label_texts
 from scbd.model._scbd import SCBDModel
 
 if TYPE_CHECKING:
@@ -57,7 +63,7 @@ logger = logging.getLogger(__name__)
 # obsm keys of the two embeddings
 _BLOCKS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY}
 # files from which an interrupted run continues, and all files of a run: a new run refuses a folder that holds any
-_STATE = ("settings.json", "checkpoints/last.ckpt")
+_STATE_FILES = ("settings.json", "checkpoints/last.ckpt")
 _OUTPUTS = (
     "cells.h5ad",
     "history.csv",
@@ -69,13 +75,13 @@ _OUTPUTS = (
     "umap.png",
     "verdict.csv",
     "verdict.txt",
-    *_STATE,
+    *_STATE_FILES,
 )
 # fraction of cells (and of perturbations) held out as test cells; minimum number of perturbations from which some are
 # held out as a whole; and the arguments of train with which users choose the split themselves
-_HELD_OUT, _MANY, _SPLITS = 0.2, 30, ("split", "train_size", "validation_size")
+_TEST_FRACTION, _MIN_PERTURBATIONS_TO_HOLD_OUT, _SPLIT_ARGUMENTS = 0.2, 30, ("split", "train_size", "validation_size")
 # number of principal components of features, and number of cells that the PCA is fitted to or applied to at a time
-_COMPONENTS, _PCA_CELLS = 50, 20_000
+_N_COMPONENTS, _N_PCA_CELLS = 50, 20_000
 # arguments of SCBDModel that the ERM classifier accepts as well
 _SHARED_WITH_ERM = (
     *("encoder", "image_size", "intensity", "standardize", "standardize_by", "augment"),
@@ -83,7 +89,7 @@ _SHARED_WITH_ERM = (
 )
 # maximum number of values (cells × features) for which probes use the features themselves: 200 MB in float32, and
 # probes need several times that. Larger tables are represented by their principal components.
-_MOST_VALUES = 50_000_000
+_MAX_PROBED_VALUES = 50_000_000
 
 
 def run(
@@ -209,17 +215,17 @@ def run(
     with recorded_warnings() as messages:
         SCBDModel.setup_anndata(adata, **setup)
         model = SCBDModel(adata, **(model_kwargs or {}))
-    inputs = inputs_of(adata, setup)
+    inputs = locate_inputs(adata, setup)
     for key in (mechanism_key, guide_key):
         for column in () if key is None else as_columns(key):
-            obs_column(adata.obs, column)
-    data = what_is_learned_from(adata, setup, training.get("split"))
-    _check_writable(_cells(adata, inputs))
+            get_obs_column(adata.obs, column)
+    data = describe_training_data(adata, setup, training.get("split"))
+    _check_writable(_without_inputs(adata, inputs))
     asked = {"data": data, "asked": {"model": model_kwargs or {}, "training": training}, "seed": seed}
-    if all(training.get(name) is None for name in _SPLITS):
-        held_out = _held_out(adata, y_key, columns, setup.get("control"), model._train_size, seed)
+    if all(training.get(name) is None for name in _SPLIT_ARGUMENTS):
+        held_out = _default_split(adata, y_key, columns, setup.get("control"), model._train_size, seed)
         training = {**training, "split": held_out}
-    model = trained(model, asked, out, resume=resume, **{"seed": seed} | training)
+    model = train_or_load(model, asked, out, resume=resume, **{"seed": seed} | training)
     settings = json.loads((out / "settings.json").read_text(encoding="utf-8"))
     messages += settings.get("warnings", [])
 
@@ -229,24 +235,24 @@ def run(
     for name, key in blocks.items():
         adata.obsm[key] = model.get_latent_representation(block=name[-1])
     pca_key = PIXEL_PCA_KEY if inputs.image_key else FEATURE_PCA_KEY
-    adata.obsm[pca_key] = input_pca(adata, inputs, seed)
-    _mark_trained(adata.obs, model)
+    adata.obsm[pca_key] = compute_input_pca(adata, inputs, seed)
+    _store_split(adata.obs, model)
     environments = [columns] if model.module.covariates is None else [(column,) for column in columns]
-    crosses = {CROSS.join(several): several for several in (as_columns(y_key), *environments)}
+    crosses = {CROSS_SEPARATOR.join(several): several for several in (as_columns(y_key), *environments)}
     for label, several in crosses.items():
         if len(several) > 1:  # a single column is in obs already
             adata.obs[label] = label_values(adata.obs, several)
     y_name, *e_names = crosses
     labels = _cell_labels(adata.obs, model, y_name, e_names, setup, mechanism_key, guide_key)
 
-    reference = reference_cells(labels, (model_kwargs or {}).get("standardize_by", "auto"))
-    candidates = corrected_inputs(*_named_inputs(adata, inputs, labels, pca_key), labels, reference)
+    reference = choose_reference_cells(labels, (model_kwargs or {}).get("standardize_by", "auto"))
+    candidates = compute_corrected_inputs(*_named_inputs(adata, inputs, labels, pca_key), labels, reference)
     probed = {name: z for name, z in candidates.items() if not name.endswith("sphered")}
     candidates["z_c"] = adata.obsm[CONTENT_KEY]
     add_standardised(candidates, "z_c", labels, reference)
     if inputs.image_key is None if erm is None else erm:
         candidates["ERM"] = _erm_embedding(adata, setup, model_kwargs or {}, out, {"seed": seed} | training)
-    judged = judge(labels, candidates, seed=seed)
+    judged = judge_embeddings(labels, candidates, seed=seed)
     if judged.best is not None:
         adata.obsm[BEST_KEY] = np.asarray(candidates[judged.best], dtype=np.float32)
     table = evaluate(
@@ -265,7 +271,7 @@ def run(
     write_text(text + "\n", out / "verdict.txt")
     if judged.best not in (None, "z_c"):
         blocks = {f"best: {judged.best}": BEST_KEY, **blocks}
-    report = describe_run(
+    report = collect_report(
         adata,
         model,
         labels,
@@ -278,8 +284,8 @@ def run(
         out=out,
     )
     write_report(report, out / "report.html")
-    _pictures(adata, report, [y_name, *e_names], blocks, out, seed)
-    _write_cells(_cells(adata, inputs), out / "cells.h5ad")
+    _write_pictures(adata, report, [y_name, *e_names], blocks, out, seed)
+    _write_cells(_without_inputs(adata, inputs), out / "cells.h5ad")
     table.attrs |= {"verdict": text, "scores": judged.scores}
     return table
 
@@ -292,11 +298,11 @@ def _new_directory(out: str | os.PathLike[str], *, resume: bool) -> Path:
     FileExistsError
         If the directory contains a run that is not to be resumed, or a ``cells.h5ad`` that does not belong to a run.
     """
-    out = check_directory(out)
+    out = check_output_directory(out)
     if not resume and any((out / name).exists() for name in _OUTPUTS):
         msg = f"{out} already holds files of a run: choose another directory, or go on with that run (resume=True)."
         raise FileExistsError(msg)
-    if (out / "cells.h5ad").exists() and not any((out / name).exists() for name in _STATE):
+    if (out / "cells.h5ad").exists() and not any((out / name).exists() for name in _STATE_FILES):
         msg = f"{out}/cells.h5ad is of no run that could go on, and would be written over: choose another directory."
         raise FileExistsError(msg)
     return out
@@ -372,13 +378,13 @@ def _cell_labels(
         *as_columns(setup["e_key"]),
         *as_columns(position_key or y_name),
     }
-    places = [column for column in columns_of_places(obs) if column not in used and obs[column].notna().all()]
+    places = [column for column in find_place_columns(obs) if column not in used and obs[column].notna().all()]
     return CellLabels(
         y_name=y_name,
         y=y,
         environments=texts(e_names),
         is_train=np.isin(np.arange(len(obs)), model.train_indices),
-        is_control=np.isin(y, [] if control is None else control_names(control, pd.unique(y), y_name)),
+        is_control=np.isin(y, [] if control is None else check_control_labels(control, pd.unique(y), y_name)),
         position=None if position_key is None else label_values(obs, position_key).astype(str).to_numpy(),
         mechanisms=texts(mechanism_key) if mechanism_key else None,
         guides=texts(guide_key) if guide_key else None,
@@ -386,14 +392,16 @@ def _cell_labels(
     )
 
 
-def _named_inputs(adata: AnnData, inputs: Inputs, labels: CellLabels, pca_key: str) -> tuple[str, np.ndarray]:
+def _named_inputs(adata: AnnData, inputs: InputLocation, labels: CellLabels, pca_key: str) -> tuple[str, np.ndarray]:
     """Return the name and the values of the inputs that are compared with z_c.
 
     These are the features, scaled over all training cells, or the principal components of images and of large tables.
     """
     source = inputs.source(adata)
-    if inputs.image_key is None and source.shape[0] * source.shape[1] <= _MOST_VALUES:
-        return "features", scaled(np.asarray(source.read(slice(0, source.shape[0]))), labels.is_train)
+    if inputs.image_key is None and source.shape[0] * source.shape[1] <= _MAX_PROBED_VALUES:
+        return "features", standardize_over_training_cells(
+            np.asarray(source.read(slice(0, source.shape[0]))), labels.is_train
+        )
     return ("feature PCA" if inputs.image_key is None else "pixel PCA"), adata.obsm[pca_key]
 
 
@@ -414,7 +422,7 @@ def _erm_embedding(
             notes.setLevel(level)
 
 
-def _held_out(
+def _default_split(
     adata: AnnData,
     y_key: str | Sequence[str],
     e_key: str | Sequence[str],
@@ -442,15 +450,18 @@ def _held_out(
     seed
         Seed of the split.
     """
-    names = label_names(adata, y_key)
+    names = get_label_texts(adata, y_key)
     each = pd.unique(names)
-    kept = likely_controls(each) if control is None else control_names(control, each, y_key)
+    kept = find_likely_controls(each) if control is None else check_control_labels(control, each, y_key)
     rows, unseen = np.arange(adata.n_obs), np.empty(0, dtype=np.int64)
-    if len(each) - len(kept) >= _MANY:
-        apart = hold_out_perturbations(names, share=_HELD_OUT, validation_share=0, keep=kept, seed=seed)
+    if len(each) - len(kept) >= _MIN_PERTURBATIONS_TO_HOLD_OUT:
+        apart = hold_out_perturbations(names, share=_TEST_FRACTION, validation_share=0, keep=kept, seed=seed)
         rows, unseen = apart.train, apart.test
-    sizes = {"train_size": (1 - _HELD_OUT) * train_size, "validation_size": (1 - _HELD_OUT) * (1 - train_size)}
-    inside = stratified_split([names, label_names(adata, e_key)], **sizes, seed=seed, rows=rows)
+    sizes = {
+        "train_size": (1 - _TEST_FRACTION) * train_size,
+        "validation_size": (1 - _TEST_FRACTION) * (1 - train_size),
+    }
+    inside = stratified_split([names, get_label_texts(adata, e_key)], **sizes, seed=seed, rows=rows)
     return Split(inside.train, inside.validation, np.concatenate([inside.test, unseen]))
 
 
@@ -474,12 +485,12 @@ def seed_everything(seed: int) -> None:
         note.setLevel(level)
 
 
-def inputs_of(adata: AnnData, setup: Mapping[str, Any]) -> Inputs:
+def locate_inputs(adata: AnnData, setup: Mapping[str, Any]) -> InputLocation:
     """Return the location of the images or features in ``adata``, as given by the arguments of ``setup_anndata``."""
-    return Inputs.found(adata, *(setup.get(name) for name in Inputs._fields))
+    return InputLocation.found(adata, *(setup.get(name) for name in InputLocation._fields))
 
 
-def what_is_learned_from(adata: AnnData, setup: Mapping[str, Any], split: Any = None) -> dict[str, Any]:
+def describe_training_data(adata: AnnData, setup: Mapping[str, Any], split: Any = None) -> dict[str, Any]:
     """Describe the data of a run, such that two runs with the same description learn from the same data.
 
     Parameters
@@ -501,7 +512,7 @@ def what_is_learned_from(adata: AnnData, setup: Mapping[str, Any], split: Any = 
     KeyError, ValueError
         If the inputs or a column of labels are missing, or if a cell has no label.
     """
-    inputs = inputs_of(adata, setup)
+    inputs = locate_inputs(adata, setup)
     names = ("y_key", "e_key", "position_key", "continuous_covariate_keys")
     keys = [column for name in names if setup.get(name) is not None for column in as_columns(setup[name])]
     looked_at = {key: label_values(adata.obs, key) for key in keys}
@@ -531,7 +542,7 @@ def check_repeatable(model: Mapping[str, Any], training: Mapping[str, Any], take
         raise ValueError(msg)
 
 
-def trained(model: SCBDModel, asked: Mapping[str, Any], out: Path, *, resume: bool, **training: Any) -> SCBDModel:
+def train_or_load(model: SCBDModel, asked: Mapping[str, Any], out: Path, *, resume: bool, **training: Any) -> SCBDModel:
     """Train and save a model, or load the model that an earlier run with the same data and settings has saved.
 
     Parameters
@@ -557,12 +568,12 @@ def trained(model: SCBDModel, asked: Mapping[str, Any], out: Path, *, resume: bo
     with recorded_warnings() as messages:
         model.train(checkpoint_dir=out / "checkpoints", resume=resume, **training)
     model.save(str(out / "model"), overwrite=True)
-    settings = _settings(model, asked) | {"warnings": messages}
+    settings = _settings_to_store(model, asked) | {"warnings": messages}
     write_text(json.dumps(settings, indent=2), out / "settings.json")
     return model
 
 
-def input_pca(adata: AnnData, inputs: Inputs, seed: int) -> np.ndarray:
+def compute_input_pca(adata: AnnData, inputs: InputLocation, seed: int) -> np.ndarray:
     """Compute principal components of the pixels, or of the standardised features.
 
     The PCA of features is fitted to up to 20,000 randomly drawn cells.
@@ -578,22 +589,22 @@ def input_pca(adata: AnnData, inputs: Inputs, seed: int) -> np.ndarray:
 
     source = inputs.source(adata)
     scaler, n = StandardScaler(), source.shape[0]
-    rows = np.sort(np.random.default_rng(seed).permutation(n)[:_PCA_CELLS])
+    rows = np.sort(np.random.default_rng(seed).permutation(n)[:_N_PCA_CELLS])
     sample = scaler.fit_transform(source.read(rows))
-    pca = PCA(min(_COMPONENTS, *sample.shape), svd_solver="randomized", random_state=seed).fit(sample)
-    parts = (slice(start, start + _PCA_CELLS) for start in range(0, n, _PCA_CELLS))
+    pca = PCA(min(_N_COMPONENTS, *sample.shape), svd_solver="randomized", random_state=seed).fit(sample)
+    parts = (slice(start, start + _N_PCA_CELLS) for start in range(0, n, _N_PCA_CELLS))
     return np.concatenate([pca.transform(scaler.transform(source.read(part))) for part in parts]).astype(np.float32)
 
 
-def _mark_trained(obs: pd.DataFrame, model: SCBDModel) -> None:
+def _store_split(obs: pd.DataFrame, model: SCBDModel) -> None:
     """Store the part of the split of each cell in ``obs``, because scores on training cells are too high."""
-    part = np.full(len(obs), LEFT_OUT, dtype=object)
+    part = np.full(len(obs), NOT_IN_SPLIT, dtype=object)
     for name in ("train", "validation", "test"):
         part[getattr(model, f"{name}_indices")] = name
     obs[SPLIT_KEY] = pd.Categorical(part)
 
 
-def _pictures(
+def _write_pictures(
     adata: AnnData, report: Report, labels: Sequence[str], blocks: Mapping[str, str], out: Path, seed: int
 ) -> None:
     """Write ``training_curves.png``, and ``umap.png`` with UMAPs of the embeddings."""
@@ -604,17 +615,17 @@ def _pictures(
     save_figure(axes[0, 0].figure, out / "umap.png")
 
 
-def _cells(adata: AnnData, inputs: Inputs) -> AnnData:
+def _without_inputs(adata: AnnData, inputs: InputLocation) -> AnnData:
     """Return the cells without the inputs and without scvi-tools' entries in ``uns``, in types that can be written."""
     from anndata import AnnData
 
     obsm = {
-        key: storable(value, f"obsm[{key!r}]") if isinstance(value, pd.DataFrame) else value
+        key: as_storable(value, f"obsm[{key!r}]") if isinstance(value, pd.DataFrame) else value
         for key, value in adata.obsm.items()
         if key not in (inputs.image_key, inputs.obsm_key)
     }
     uns = {key: value for key, value in adata.uns.items() if not key.startswith("_scvi")}
-    return AnnData(obs=storable(adata.obs), var=storable(adata.var, "var"), uns=uns, obsm=obsm)
+    return AnnData(obs=as_storable(adata.obs), var=as_storable(adata.var, "var"), uns=uns, obsm=obsm)
 
 
 def _check_writable(cells: AnnData) -> None:
@@ -643,11 +654,11 @@ def _check_writable(cells: AnnData) -> None:
 
 
 def _write_cells(cells: AnnData, path: Path) -> None:
-    with named_when_whole(path) as partial:
+    with write_atomically(path) as partial:
         cells.write_h5ad(partial)
 
 
-def _settings(model: SCBDModel, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_to_store(model: SCBDModel, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the contents of ``settings.json``, everything that is needed to repeat a run, as plain values.
 
     They include the given arguments, versions of packages, the settings of model and training in effect, and
@@ -661,7 +672,7 @@ def _settings(model: SCBDModel, asked: Mapping[str, Any]) -> dict[str, Any]:
         "health": model.health,
         "device": str(model.device),
     }
-    return json.loads(json.dumps(settings, default=lambda value: _number(value, str)))
+    return json.loads(json.dumps(settings, default=lambda value: _to_python_number(value, str)))
 
 
 def _is_trained(out: Path, asked: Mapping[str, Any]) -> bool:
@@ -673,14 +684,14 @@ def _is_trained(out: Path, asked: Mapping[str, Any]) -> bool:
     if not (settings.is_file() and model.is_file()):
         return False
     try:
-        wanted = json.loads(json.dumps(asked, default=_number))
+        wanted = json.loads(json.dumps(asked, default=_to_python_number))
     except TypeError:
         return False
     there = json.loads(settings.read_text(encoding="utf-8"))
     return all(there.get(key) == value for key, value in wanted.items())
 
 
-def _number(value: Any, otherwise: Callable[[Any], Any] | None = None) -> Any:
+def _to_python_number(value: Any, otherwise: Callable[[Any], Any] | None = None) -> Any:
     """Convert a numpy number to a Python number, for JSON; convert any other value with ``otherwise``.
 
     Raises

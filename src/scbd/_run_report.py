@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from scbd._candidates import CellLabels, ReferenceCells
     from scbd._verdict import Verdict
-    from scbd.data._inputs import Inputs
+    from scbd.data._inputs import InputLocation
     from scbd.model._scbd import SCBDModel
 
 # number of strongest perturbations in the report, and number of images of each
@@ -54,13 +54,13 @@ FILES = {
 }
 
 
-def describe_run(
+def collect_report(
     adata: AnnData,
     model: SCBDModel,
     labels: CellLabels,
     judged: Verdict,
     *,
-    inputs: Inputs,
+    inputs: InputLocation,
     input_embedding: tuple[str, str],
     reference: ReferenceCells | None,
     settings: Mapping[str, Any],
@@ -97,7 +97,7 @@ def describe_run(
     if judged.best not in (None, "z_c"):
         embeddings[f"best: {judged.best}"] = BEST_KEY
     name, key = ("z_c", CONTENT_KEY) if judged.best is None else (judged.best, BEST_KEY)
-    profiles = _profiles(np.asarray(adata.obsm[key])[held_out], labels.y[held_out], labels.control_names)
+    profiles = _mean_profiles(np.asarray(adata.obsm[key])[held_out], labels.y[held_out], labels.control_names)
     profiles.columns.name = name
     strength = profiles.drop(index=labels.control_names, errors="ignore").pow(2).sum(axis=1)
     strongest = list(strength.sort_values(ascending=False).index[:N_STRONGEST])
@@ -120,18 +120,18 @@ def describe_run(
         strongest=strongest,
         history=model.history or {},
         ceiling=None if labels.is_control.any() else model.health["ceiling"],
-        crops=_crops(adata, inputs, labels, held_out, strongest),
+        crops=_read_crops(adata, inputs, labels, held_out, strongest),
         profiles=profiles,
-        decisions=_decisions(model, labels, reference, settings),
+        decisions=_list_decisions(model, labels, reference, settings),
         warnings=[*judged.notes, *warnings],
         settings={name: value for name, value in settings.items() if name != "warnings"},
         versions={name: version(name) for name in ("scbd", "torch", "scvi-tools", "anndata", "scanpy")},
-        code=_code(judged, labels, out),
+        code=_continuation_code(judged, labels, out),
         files=FILES,
     )
 
 
-def _profiles(z: np.ndarray, y: np.ndarray, controls: Sequence[str]) -> pd.DataFrame:
+def _mean_profiles(z: np.ndarray, y: np.ndarray, controls: Sequence[str]) -> pd.DataFrame:
     """Average an embedding over the cells of each perturbation, and subtract the mean profile of the controls.
 
     If there are no controls, the mean profile of all perturbations is subtracted.
@@ -155,8 +155,8 @@ def _profiles(z: np.ndarray, y: np.ndarray, controls: Sequence[str]) -> pd.DataF
     return profiles - profiles[is_control if is_control.any() else ~is_control].mean()
 
 
-def _crops(
-    adata: AnnData, inputs: Inputs, labels: CellLabels, held_out: np.ndarray, strongest: Sequence[str]
+def _read_crops(
+    adata: AnnData, inputs: InputLocation, labels: CellLabels, held_out: np.ndarray, strongest: Sequence[str]
 ) -> tuple[np.ndarray, Sequence[str], Sequence[str]] | None:
     """Read a few held-out images of the controls and of each of the strongest perturbations.
 
@@ -190,7 +190,7 @@ def _next_step(judged: Verdict, *, has_warnings: bool) -> str:
     )
 
 
-def _decisions(
+def _list_decisions(
     model: SCBDModel, labels: CellLabels, reference: ReferenceCells | None, settings: Mapping[str, Any]
 ) -> pd.DataFrame:
     """List the choices that were made automatically, with the number of cells on which each choice is based.
@@ -204,7 +204,7 @@ def _decisions(
     n_train, n_held_out = int(labels.is_train.sum()), int((~labels.is_train).sum())
     n_unseen = len(set(labels.y[labels.is_unseen]))
     training, health, given = settings["training"], settings["health"], settings["asked"]
-    rows = []
+    rows: list[tuple[str, str, int | None, str]] = []
     if all(given["training"].get(name) is None for name in ("split", "train_size", "validation_size")):
         unseen = f"all cells of {n_unseen} perturbations, and " if n_unseen else ""
         share = f"{unseen}a part of the cells of each {'other ' if n_unseen else ''}perturbation in each environment"
@@ -231,7 +231,7 @@ def _decisions(
     return pd.DataFrame(rows, columns=["decision", "value", "n_cells", "why"])
 
 
-def _code(judged: Verdict, labels: CellLabels, out: Path) -> str:
+def _continuation_code(judged: Verdict, labels: CellLabels, out: Path) -> str:
     """Return lines of Python with which the user can continue: read the cells and draw a UMAP."""
     key = CONTENT_KEY if judged.best is None else BEST_KEY
     what = "z_c" if judged.best is None else f"the best embedding: {judged.best}"

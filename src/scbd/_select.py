@@ -17,8 +17,8 @@ import pandas as pd
 
 from scbd._anndata import as_columns, check_anndata, label_values
 from scbd._checks import check_choice, check_count
-from scbd._files import check_directory, save_figure, write_table
-from scbd._run import check_repeatable, seed_everything, trained, what_is_learned_from
+from scbd._files import check_output_directory, save_figure, write_table
+from scbd._run import check_repeatable, describe_training_data, seed_everything, train_or_load
 from scbd.baselines._classifiers import ERMModel
 from scbd.data._splits import hold_out_environments, split_by_column
 from scbd.metrics._probes import label_probe, predict_labels
@@ -37,13 +37,13 @@ logger = logging.getLogger(__name__)
 Criterion = Literal["kept", "unseen"]
 
 # values of alpha to try; the scale of alpha depends on the form of the invariance loss
-_ALPHAS = {"variance": (0.0, 0.003, 0.01, 0.03, 0.1), "listing": (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)}
+_DEFAULT_ALPHAS = {"variance": (0.0, 0.003, 0.01, 0.03, 0.1), "listing": (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)}
 # fraction of the best accuracy above chance that the chosen alpha has to keep
-_KEEP = 0.97
+_KEPT_FRACTION = 0.97
 # default fraction of training cells, also for encoders that otherwise train on all cells: alpha is chosen on the rest
-_TRAIN_SIZE = 0.9
+_DEFAULT_TRAIN_SIZE = 0.9
 # maximum numbers of cells for the accuracy that alpha is chosen by, and for the probes of the environment
-_CELLS, _PROBE_CELLS = 100_000, 20_000
+_MAX_ASSUMPTION_CELLS, _MAX_CELLS_PER_PROBE = 100_000, 20_000
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def select_alpha(
     >>> model = scbd.SCBDModel(adata, alpha=found.alpha)
     """
     settings = {"style_target": None} | dict(model_kwargs or {})
-    alphas = _alphas(alphas, settings.get("invariance", "variance"))
+    alphas = _check_alphas(alphas, settings.get("invariance", "variance"))
     check_choice("criterion", criterion, Criterion)
     check_anndata(adata)
     check_count("n_seeds", n_seeds)
@@ -198,13 +198,13 @@ def select_alpha(
     environments = label_values(adata.obs, as_columns(e_key)).astype(str)
     folds: list[list[str]] = [[]]
     if criterion == "unseen":
-        folds = _folds(np.unique(environments), n_folds)
+        folds = _split_environments(np.unique(environments), n_folds)
     elif n_folds is not None:
         msg = "n_folds is for criterion='unseen', which holds environments out."
         raise ValueError(msg)
     _check_settings(adata, settings, train_kwargs, unseen=criterion == "unseen")
-    about = what_is_learned_from(adata, setup, train_kwargs.get("split"))
-    directory = check_directory(out) if out else None
+    about = describe_training_data(adata, setup, train_kwargs.get("split"))
+    directory = check_output_directory(out) if out else None
     SCBDModel.setup_anndata(adata, **setup)
     rows: list[dict[str, Any]] = []
     for seed, (fold, held_out), alpha in product(range(n_seeds), enumerate(folds), alphas):
@@ -213,7 +213,7 @@ def select_alpha(
         if held_out:
             training["split"] = hold_out_environments(environments, held_out, strata=[y.astype(str)], seed=seed)
         elif all(training.get(name) is None for name in ("split", "train_size", "validation_size")):
-            training["train_size"] = _TRAIN_SIZE
+            training["train_size"] = _DEFAULT_TRAIN_SIZE
         seed_everything(seed)
         model = SCBDModel(adata, **settings | {"alpha": alpha})
         asked = {
@@ -225,9 +225,9 @@ def select_alpha(
             name = f"alpha-{alpha:g}-seed-{seed}" + f"-fold-{fold}" * bool(held_out)
             kept = Path(nowhere) if directory is None else directory / "runs" / name
             try:
-                model = trained(model, asked, kept, resume=directory is not None, seed=seed, **training)
+                model = train_or_load(model, asked, kept, resume=directory is not None, seed=seed, **training)
                 scored = model.test_indices if held_out else model.validation_indices
-                scores = _scores(model, scored, y, e)
+                scores = _score_run(model, scored, y, e)
             except TrainingDiverged as error:
                 warnings.warn(f"alpha={alpha:g}: {error}", UserWarning, stacklevel=2)
                 scores = {"accuracy": math.nan, "chance": math.nan, "cells": math.nan}
@@ -241,10 +241,10 @@ def select_alpha(
     return found
 
 
-def _alphas(alphas: Sequence[float] | None, invariance: str) -> list[float]:
+def _check_alphas(alphas: Sequence[float] | None, invariance: str) -> list[float]:
     """Return the sorted alphas to try, or the default values for the form of the invariance loss."""
     if alphas is None:
-        alphas = _ALPHAS["variance" if invariance == "variance" else "listing"]
+        alphas = _DEFAULT_ALPHAS["variance" if invariance == "variance" else "listing"]
     if any(isinstance(alpha, str) for alpha in alphas):
         msg = "alphas must be numbers: alpha='auto' finds its own, in one run."
         raise ValueError(msg)
@@ -255,7 +255,7 @@ def _alphas(alphas: Sequence[float] | None, invariance: str) -> list[float]:
     return chosen
 
 
-def _folds(names: np.ndarray, n_folds: int | None) -> list[list[str]]:
+def _split_environments(names: np.ndarray, n_folds: int | None) -> list[list[str]]:
     """Divide the environments at random into groups that are held out in turn."""
     if len(names) < 3:
         msg = (
@@ -278,19 +278,19 @@ def _check_settings(adata: AnnData, model: Mapping[str, Any], training: Mapping[
     check_repeatable(model, training, taken)
     split = split_by_column(adata.obs, split) if isinstance(split, str) else split
     train, size = training.get("train_size"), training.get("validation_size")
-    size = 1 - (_TRAIN_SIZE if train is None else train) if size is None else size
+    size = 1 - (_DEFAULT_TRAIN_SIZE if train is None else train) if size is None else size
     if not (unseen or (size > 0 if split is None else len(split.validation))):
         msg = "There are no validation cells to choose by: lower train_size, or mark some in the split column."
         raise ValueError(msg)
 
 
-def _scores(model: SCBDModel, scored: np.ndarray, y: np.ndarray, e: np.ndarray) -> dict[str, float]:
+def _score_run(model: SCBDModel, scored: np.ndarray, y: np.ndarray, e: np.ndarray) -> dict[str, float]:
     """Compute the scores of a trained model for the table of runs.
 
     They are the accuracy of y in z_c by the nearest class mean, on the cells ``scored``; accuracies of probes of e in
     r_c and z_c, on validation cells, whose environments were in training; and the health of the model.
     """
-    learned, scored, new = map(_some, (model.train_indices, scored, model.validation_indices))
+    learned, scored, new = map(_subsample, (model.train_indices, scored, model.validation_indices))
     if not len(scored):
         msg = "There are no validation cells to choose by: lower train_size, or mark some in the split column."
         raise ValueError(msg)
@@ -298,23 +298,27 @@ def _scores(model: SCBDModel, scored: np.ndarray, y: np.ndarray, e: np.ndarray) 
     predicted = predict_labels(z[0], y[learned], z[1], classifier="nearest_mean")
     scores = {
         "accuracy": float(np.mean(predicted == y[scored])),
-        "chance": _largest_share(y[scored]),
+        "chance": _majority_accuracy(y[scored]),
         "cells": float(len(scored)),
-        "e chance": _largest_share(e[new]),
+        "e chance": _majority_accuracy(e[new]),
     }
     told_apart = (np.unique(e[new].astype(str), return_counts=True)[1] > 1).sum() > 1
     for name, representation in {"r_c": "intermediate", "z_c": "embedding"}.items():
         space = model.get_latent_representation(indices=new, representation=representation)
-        probe = label_probe(space, e[new], max_cells=_PROBE_CELLS) if told_apart else {"accuracy": math.nan}
+        probe = label_probe(space, e[new], max_cells=_MAX_CELLS_PER_PROBE) if told_apart else {"accuracy": math.nan}
         scores[f"e from {name}"] = probe["accuracy"]
     return scores | dict(model.health)
 
 
-def _some(rows: np.ndarray) -> np.ndarray:
-    return rows if len(rows) <= _CELLS else np.sort(np.random.default_rng(0).choice(rows, _CELLS, replace=False))
+def _subsample(rows: np.ndarray) -> np.ndarray:
+    return (
+        rows
+        if len(rows) <= _MAX_ASSUMPTION_CELLS
+        else np.sort(np.random.default_rng(0).choice(rows, _MAX_ASSUMPTION_CELLS, replace=False))
+    )
 
 
-def _largest_share(labels: np.ndarray) -> float:
+def _majority_accuracy(labels: np.ndarray) -> float:
     """Return the accuracy of always predicting the most frequent label; NaN without cells."""
     return float(pd.Series(labels).value_counts(normalize=True).max()) if len(labels) else math.nan
 
@@ -348,7 +352,7 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
     if runs["alpha"].nunique() < 2:
         msg = "There is nothing to choose from: give the runs of at least two alphas."
         raise ValueError(msg)
-    keep = {"kept": _KEEP, "unseen": 1.0}[criterion] if keep is None else keep
+    keep = {"kept": _KEPT_FRACTION, "unseen": 1.0}[criterion] if keep is None else keep
     if not 0 <= keep <= 1:
         msg = f"keep={keep} is the share of the best accuracy that has to be reached, between 0 and 1."
         raise ValueError(msg)
@@ -365,13 +369,13 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
     best = curve["accuracy"].idxmax()
     highest, chance = curve.loc[best, "accuracy"], runs["chance"].mean()
     of_cells = np.sqrt(highest * (1 - highest) / runs.loc[runs["alpha"] == best, "cells"].sum())
-    curve["threshold"] = chance + keep * (highest - chance) - np.fmax(_error_of_runs(runs, best), of_cells)
+    curve["threshold"] = chance + keep * (highest - chance) - np.fmax(_standard_error_over_runs(runs, best), of_cells)
     curve["kept"] = curve["accuracy"] >= curve["threshold"]
     alpha = curve.index[(curve["kept"] | (curve.index <= best)).cummin()][-1]
     return AlphaSelection(float(alpha), criterion, float(curve.loc[alpha, "threshold"]), curve, runs)
 
 
-def _error_of_runs(runs: pd.DataFrame, best: float) -> pd.Series | float:
+def _standard_error_over_runs(runs: pd.DataFrame, best: float) -> pd.Series | float:
     """Return the standard error of the difference in accuracy between each alpha and the best one, over paired runs.
 
     If runs are not paired, return the standard error of the best alpha. It is NaN for a single run.

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 # duration, in seconds, of the measurements of reading and of training (embedding: a quarter of it); number of first
 # training steps that are excluded as warm-up
-_LONG_ENOUGH, _WARM_UP = 10.0, 2
+_MEASURED_SECONDS, _N_WARM_UP_STEPS = 10.0, 2
 
 
-class _Clock(Callback):
+class _SpeedCallback(Callback):
     """Callback that measures the speed of reading and of training steps, and stops training after ten seconds."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -37,21 +37,21 @@ class _Clock(Callback):
         with closing(iter(trainer.datamodule.train_dataloader())) as batches:  # type: ignore[attr-defined]
             for batch in batches:
                 n_cells, seconds = n_cells + len(batch["y"]), time.perf_counter() - start
-                if seconds > _LONG_ENOUGH:
+                if seconds > _MEASURED_SECONDS:
                     break
-        self.read_in_a_second = n_cells / seconds
+        self.cells_read_per_second = n_cells / seconds
         self._ends = [time.perf_counter()]
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *rest: Any) -> None:
         """Record the time at which a step has ended; reading the loss waits for the device."""
         outputs["loss"].item()
         self._ends.append(time.perf_counter())
-        trainer.should_stop = self._ends[-1] - self._ends[0] > _LONG_ENOUGH
+        trainer.should_stop = self._ends[-1] - self._ends[0] > _MEASURED_SECONDS
 
     @property
-    def seconds_of_a_step(self) -> float:
+    def seconds_per_step(self) -> float:
         """Mean duration of a training step in seconds, excluding up to two warm-up steps."""
-        ends = self._ends[min(_WARM_UP, len(self._ends) - 2) :]
+        ends = self._ends[min(_N_WARM_UP_STEPS, len(self._ends) - 2) :]
         return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
@@ -86,21 +86,21 @@ def measure_speed(
     """
     seed_everything(0)
     SCBDModel.setup_anndata(adata, y_key=y_key, e_key=e_key, **setup_kwargs)
-    model, clock = SCBDModel(adata, **model_kwargs), _Clock()
+    model, clock = SCBDModel(adata, **model_kwargs), _SpeedCallback()
     with warnings.catch_warnings():  # warnings about a model that was trained for a few steps do not matter
         warnings.simplefilter("ignore", UserWarning)
         model.train(**train_kwargs, callbacks=[clock], limit_val_batches=0, enable_progress_bar=False)
     n, seconds = 0, 0.0
-    while seconds < _LONG_ENOUGH / 4 and n < adata.n_obs:
+    while seconds < _MEASURED_SECONDS / 4 and n < adata.n_obs:
         n, start = min(max(BATCH_SIZE, 4 * n), adata.n_obs), time.perf_counter()
         model.get_latent_representation(indices=np.arange(n), enable_progress_bar=False)
         seconds = time.perf_counter() - start
-    data, step = model.trainer.datamodule, clock.seconds_of_a_step  # type: ignore[attr-defined]
+    data, step = model.trainer.datamodule, clock.seconds_per_step  # type: ignore[attr-defined]
     whole = [timedelta(seconds=math.ceil(each)) for each in (data.max_steps * step, adata.n_obs / n * seconds)]
     threads = f", {torch.get_num_threads()} threads" * (model.device.type == "cpu")
     return (
         f"On {model.device}{threads}:\n"
-        f"  reading   {clock.read_in_a_second:,.0f} cells/s\n"
+        f"  reading   {clock.cells_read_per_second:,.0f} cells/s\n"
         f"  training  {data.batch_size / step:,.0f} cells/s: {data.max_steps:,} steps in about {whole[0]}\n"
         f"  embedding {n / seconds:,.0f} cells/s: {adata.n_obs:,} cells in about {whole[1]} for one embedding"
     )

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._compare import LEVEL, MIN_HELD_OUT_CELLS, MIN_UNSEEN
-from scbd._evidence import SCORE_COLUMNS, predict_environments, predict_perturbations, retrieve
+from scbd._compare import CONFIDENCE_LEVEL, MIN_HELD_OUT_CELLS, MIN_UNSEEN_PERTURBATIONS
+from scbd._evidence import SCORE_COLUMNS, answer_first_question, predict_environments, predict_perturbations
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from scbd._candidates import CellLabels
     from scbd._evidence import AnsweredQuestion, Measure
-    from scbd.metrics._benchmark import Scored
+    from scbd.metrics._benchmark import EstimatedScore
 
 # difference in the score (average precision) up to which two embeddings count as equal; the simpler one is then named
 MARGIN = 0.01
@@ -40,12 +40,12 @@ class Verdict(NamedTuple):
     """Average precision of each perturbation, one column per embedding; empty if nothing could be retrieved."""
 
 
-def judge(labels: CellLabels, embeddings: Mapping[str, np.ndarray], *, seed: int = 0) -> Verdict:
+def judge_embeddings(labels: CellLabels, embeddings: Mapping[str, np.ndarray], *, seed: int = 0) -> Verdict:
     """Compare embeddings on held-out cells and name the best one.
 
     The score is the average precision with which profiles of held-out cells retrieve replicates (or perturbations of
-    the same mechanism, see :func:`scbd._evidence.questions`). If too few perturbations have any of these, probes of
-    single cells are compared instead.
+    the same mechanism, see :func:`scbd._evidence.list_questions`). If too few perturbations have any of these, probes
+    of single cells are compared instead.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def judge(labels: CellLabels, embeddings: Mapping[str, np.ndarray], *, seed: int
     if n_held_out < MIN_HELD_OUT_CELLS:
         text = f"No embedding is called best: {n_held_out} cells were held out, and {MIN_HELD_OUT_CELLS} are needed."
         return Verdict(None, text)
-    found = retrieve(labels, embeddings)
+    found = answer_first_question(labels, embeddings)
     if found is None:
         return _judge_by_probes(labels, embeddings, seed)
     return _judge_by_retrieval(labels, found, embeddings, seed)
@@ -75,30 +75,30 @@ def _judge_by_retrieval(
     scores = measures[decisive].scores
     if found.question.crosses_environments:
         considered = list(scores)
-        best = _simplest_of_highest(scores, considered)
+        best = _choose_simplest_of_best(scores, considered)
         # the choice does not depend on probes, which are slow, so that only embeddings named in the text are probed
         compared = {name: z for name, z in embeddings.items() if name in _compared_names(scores, best)}
         environments = predict_environments(labels, compared, seed=seed)
     else:
         environments = predict_environments(labels, embeddings, seed=seed)
-        considered = _mixing(scores, environments)
-        best = _simplest_of_highest(scores, considered)
+        considered = _embeddings_without_environment(scores, environments)
+        best = _choose_simplest_of_best(scores, considered)
     table = pd.concat([measure.table() for measure in (*measures.values(), *environments.values())], ignore_index=True)
     replicates = pd.DataFrame({name: each["average_precision"] for name, each in found.tables.items()})
     gain = found.gain(best, groups[decisive], seed=seed)
-    if gain.value <= 0 or gain.interval(LEVEL)[0] <= 0:
+    if gain.value <= 0 or gain.interval(CONFIDENCE_LEVEL)[0] <= 0:
         text = (
             f"No embedding is called best: in held-out cells, none retrieves {found.question.words} above chance "
-            f"(average precision {_listed(scores, scores)}; chance {scores[best].chance:.2f})."
+            f"(average precision {_format_scores(scores, scores)}; chance {scores[best].chance:.2f})."
         )
         return Verdict(None, text, (), table, replicates)
     text = (
         f"'{best}' is best: profiles of held-out cells retrieve {found.question.words} with an average precision of "
         f"{scores[best].value:.2f} (chance {scores[best].chance:.2f}; {int(scores[best].n_units)} perturbations"
-        f"{decisive}); {_lead(scores, considered, best)}."
+        f"{decisive}); {_describe_lead(scores, considered, best)}."
     )
     notes = [
-        f"{measures[group].words}: {_listed(measures[group].scores, _compared_names(scores, best))}."
+        f"{measures[group].words}: {_format_scores(measures[group].scores, _compared_names(scores, best))}."
         for group in others
     ]
     notes += _notes_of_design(labels, found, scores, considered)
@@ -122,16 +122,16 @@ def _groups_of_perturbations(labels: CellLabels, found: AnsweredQuestion) -> dic
     parts = {" that were not trained on": unseen}
     if not unseen.all():
         parts[" that were trained on"] = ~unseen
-    return parts if unseen.sum() >= MIN_UNSEEN else {"": every} | parts
+    return parts if unseen.sum() >= MIN_UNSEEN_PERTURBATIONS else {"": every} | parts
 
 
-def _simplest_of_highest(scores: Mapping[str, Scored], considered: Collection[str]) -> str:
+def _choose_simplest_of_best(scores: Mapping[str, EstimatedScore], considered: Collection[str]) -> str:
     """Return the first (simplest) embedding whose score is within :data:`MARGIN` of the highest score."""
     highest = max(scores[name].value for name in considered)
     return next(name for name in scores if name in considered and scores[name].value >= highest - MARGIN)
 
 
-def _mixing(names: Collection[str], environments: Mapping[str, Measure]) -> list[str]:
+def _embeddings_without_environment(names: Collection[str], environments: Mapping[str, Measure]) -> list[str]:
     """Return the embeddings from which no environment is predicted too well.
 
     The F1 above chance must not be significantly larger than half of that of the inputs, for each environment. If no
@@ -149,7 +149,7 @@ def _mixing(names: Collection[str], environments: Mapping[str, Measure]) -> list
         inputs = next(iter(measure.scores.values()))
         limit = inputs.chance + MAX_ENVIRONMENT_KEPT * max(0.0, inputs.value - inputs.chance)
         score = measure.scores[name]
-        return score.value > limit and not score.interval(LEVEL)[0] <= limit  # NaN if all cells are right
+        return score.value > limit and not score.interval(CONFIDENCE_LEVEL)[0] <= limit  # NaN if all cells are right
 
     mixing = [name for name in names if not any(keeps(measure, name) for measure in environments.values())]
     return mixing or list(names)
@@ -160,11 +160,11 @@ def _compared_names(names: Collection[str], best: str) -> list[str]:
     return [name for name in dict.fromkeys([best, "z_c", next(iter(names))]) if name in names]
 
 
-def _listed(scores: Mapping[str, Scored], names: Collection[str]) -> str:
+def _format_scores(scores: Mapping[str, EstimatedScore], names: Collection[str]) -> str:
     return ", ".join(f"'{name}' {scores[name].value:.2f}" for name in dict.fromkeys(names) if name in scores)
 
 
-def _lead(scores: Mapping[str, Scored], considered: Collection[str], best: str) -> str:
+def _describe_lead(scores: Mapping[str, EstimatedScore], considered: Collection[str], best: str) -> str:
     """State by how much the best embedding leads.
 
     It is compared with embeddings within :data:`MARGIN`, the next best one, the best correction of the inputs, and the
@@ -174,11 +174,11 @@ def _lead(scores: Mapping[str, Scored], considered: Collection[str], best: str) 
     rivals = sorted((name for name in considered if name != best), key=lambda name: -scores[name].value)
     of_inputs = [name for name in rivals if name.startswith(inputs)]  # the inputs and their corrections
     equal = [name for name in rivals if scores[name].value >= own - MARGIN]
-    parts = [f"within {MARGIN:g} of it: {_listed(scores, equal)}"] if equal else []
+    parts = [f"within {MARGIN:g} of it: {_format_scores(scores, equal)}"] if equal else []
     lower = [name for name in rivals if name not in equal]
     compared = {*lower[:1], *of_inputs[:1], inputs}
     for name in (name for name in lower if name in compared):
-        low, high = scores[best].minus(scores[name]).interval(LEVEL)
+        low, high = scores[best].minus(scores[name]).interval(CONFIDENCE_LEVEL)
         certain = "" if low > 0 else ", so the order of the two is uncertain"
         parts.append(
             f"'{name}' has {scores[name].value:.2f} (95 % interval of the difference {low:.2f} to {high:.2f}{certain})"
@@ -208,7 +208,7 @@ def _state_environments(labels: CellLabels, environments: Mapping[str, Measure],
 
 
 def _notes_of_design(
-    labels: CellLabels, found: AnsweredQuestion, scores: Mapping[str, Scored], considered: Collection[str]
+    labels: CellLabels, found: AnsweredQuestion, scores: Mapping[str, EstimatedScore], considered: Collection[str]
 ) -> list[str]:
     """Return notes on limits of the verdict that follow from the design of the experiment."""
     notes, question = [], found.question
@@ -229,7 +229,7 @@ def _notes_of_design(
             "average precision does not show whether these are mixed."
         )
     if excluded := [name for name in scores if name not in considered]:
-        notes.append(f"Not considered, as they keep {environments}: {_listed(scores, excluded)}.")
+        notes.append(f"Not considered, as they keep {environments}: {_format_scores(scores, excluded)}.")
     return notes
 
 
@@ -251,7 +251,7 @@ def _judge_by_probes(labels: CellLabels, embeddings: Mapping[str, np.ndarray], s
     environments = predict_environments(labels, embeddings, seed=seed)
     table = pd.concat([each.table() for each in (measure, *environments.values())], ignore_index=True)
 
-    def beyond_chance(score: Scored) -> float:
+    def beyond_chance(score: EstimatedScore) -> float:
         return max(0.0, score.value - score.chance) / (1 - score.chance)
 
     net = {name: beyond_chance(score) for name, score in measure.scores.items()}
@@ -259,8 +259,8 @@ def _judge_by_probes(labels: CellLabels, embeddings: Mapping[str, np.ndarray], s
         for name in net:
             net[name] -= beyond_chance(each.scores[name]) / len(environments)
     best = next(name for name in net if net[name] >= max(net.values()) - MARGIN)
-    chance, low = measure.scores[best].chance, measure.scores[best].interval(LEVEL)[0]
-    listed = f"F1 of {labels.y_name}: {_listed(measure.scores, measure.scores)}; chance {chance:.2f}"
+    chance, low = measure.scores[best].chance, measure.scores[best].interval(CONFIDENCE_LEVEL)[0]
+    listed = f"F1 of {labels.y_name}: {_format_scores(measure.scores, measure.scores)}; chance {chance:.2f}"
     if net[best] <= 0 or low <= chance:
         text = f"No embedding is called best: none shows more of {labels.y_name} than of {names} ({listed})."
         return Verdict(None, text, (f"{why}.",), table)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pandas import DataFrame
 
-_ABOUT = """Batch-corrected embeddings of perturbed cells by Supervised Contrastive Block Disentanglement.
+_HELP = """Batch-corrected embeddings of perturbed cells by Supervised Contrastive Block Disentanglement.
 
 Messages name arguments as Python has them: max_steps is --max-steps here.
 
@@ -36,14 +36,14 @@ Exit status: 0 finished; 2 error; 130 interrupted by Ctrl-C (SIGINT); 143 termin
 """
 # seconds for cleaning up after a signal; job schedulers kill a process 10 to 30 seconds after SIGTERM
 _CLEANUP_SECONDS = 5
-_settings = Parameter(negative=(), consume_multiple=True)
-app = App("scbd", help=_ABOUT, version=lambda: f"scbd {version('scbd')}", default_parameter=_settings)
+_PARAMETER_DEFAULTS = Parameter(negative=(), consume_multiple=True)
+app = App("scbd", help=_HELP, version=lambda: f"scbd {version('scbd')}", default_parameter=_PARAMETER_DEFAULTS)
 app.register_install_completion_command()
 
 
 @Parameter(name="*", group="Cells")
 @dataclass(frozen=True, kw_only=True)
-class Cells:
+class CellOptions:
     """Options that select the inputs and the columns of the cells.
 
     Parameters
@@ -95,7 +95,7 @@ class Cells:
         reported at once.
         """
         _check_paths(path)
-        from scbd._anndata import obs_column
+        from scbd._anndata import get_obs_column
         from scbd._inspect import open_cells
 
         how: dict[str, Any] = {} if self.features is None else {"features": self.features}
@@ -104,24 +104,24 @@ class Cells:
         )
         for column in (*self.y_key, *self.e_key, self.position_key, *(self.continuous_covariate_keys or ())):
             if column is not None:
-                obs_column(adata.obs, column)
+                get_obs_column(adata.obs, column)
         names = ("e_columns", "position_key", "continuous_covariate_keys", "channels")
         setup = (
-            {"control": self.control and _one_or_several(self.control)}
+            {"control": self.control and _unwrap_single(self.control)}
             | {name: getattr(self, name) for name in names}
             | where
         )
         return {
             "adata": adata,
-            "y_key": _one_or_several(self.y_key),
-            "e_key": _one_or_several(self.e_key),
+            "y_key": _unwrap_single(self.y_key),
+            "e_key": _unwrap_single(self.e_key),
             "setup_kwargs": {name: value for name, value in setup.items() if value is not None},
         }
 
 
 @Parameter(name="*", group="Model")
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ModelOptions:
     """Options of the model.
 
     Parameters
@@ -165,7 +165,7 @@ class Model:
 
 @Parameter(name="*", group="Training")
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainingOptions:
     """Options of the training.
 
     Parameters
@@ -220,13 +220,20 @@ def inspect(path: str, /, *, image_key: str = "single_cell_images") -> None:
         Key of the images in obsm.
     """
     _check_paths(path)
-    from scbd._inspect import inspect
+    from scbd._inspect import describe_path
 
-    print(inspect(path, image_key=image_key))
+    print(describe_path(path, image_key=image_key))
 
 
 @app.command
-def benchmark(path: str, /, *, cells: Cells, model: Model = Model(), training: Training = Training()) -> None:
+def benchmark(
+    path: str,
+    /,
+    *,
+    cells: CellOptions,
+    model: ModelOptions = ModelOptions(),
+    training: TrainingOptions = TrainingOptions(),
+) -> None:
     """Measure how fast this machine reads, trains and embeds, in about a minute.
 
     The options are those of run, without --out.
@@ -307,7 +314,7 @@ def convert(
     crops = [read_crops(plate, image_key=image_key, **reading) for plate in plates]
     how: dict[str, Any] = {"image_key": image_key, "image_size": image_size, "dtype": dtype, "seed": seed}
     how |= {"intensity_range": intensity_range, "compression": compression}
-    adata = write_screen(out, crops, y_key=_one_or_several(y_key), **how)
+    adata = write_screen(out, crops, y_key=_unwrap_single(y_key), **how)
     if verify:
         verify_screen(out)
     shape = " × ".join(map(str, adata.obsm[image_key].shape[1:]))
@@ -327,9 +334,9 @@ def run(
     seed: int = 0,
     resume: bool = False,
     open_report: Annotated[bool, Parameter(name="--open")] = False,
-    cells: Cells,
-    model: Model = Model(),
-    training: Training = Training(),
+    cells: CellOptions,
+    model: ModelOptions = ModelOptions(),
+    training: TrainingOptions = TrainingOptions(),
 ) -> None:
     """Train, embed all cells, name the best embedding, and write a report and all results to a folder.
 
@@ -369,7 +376,7 @@ def run(
     from scbd import run
 
     how: dict[str, Any] = {"model_kwargs": model.kwargs() | {"alpha": alpha}, "train_kwargs": training.kwargs()}
-    how |= {"mechanism_key": mechanism_key and _one_or_several(mechanism_key), "guide_key": guide_key, "erm": erm}
+    how |= {"mechanism_key": mechanism_key and _unwrap_single(mechanism_key), "guide_key": guide_key, "erm": erm}
     table = run(**job, out=out, resume=resume, seed=seed, **how)
     _print_result(table, out)
     if open_report:
@@ -386,9 +393,9 @@ def select_alpha(
     criterion: Literal["kept", "unseen"] = "kept",
     n_folds: int | None = None,
     n_seeds: int = 1,
-    cells: Cells,
-    model: Model = Model(),
-    training: Training = Training(),
+    cells: CellOptions,
+    model: ModelOptions = ModelOptions(),
+    training: TrainingOptions = TrainingOptions(),
 ) -> None:
     """Train with several weights of the invariance loss (alpha), and choose one without a test set.
 
@@ -456,10 +463,10 @@ def demo(
     seed
         Seed of all random numbers.
     """
-    from scbd._demo import demo, demo_digits
+    from scbd._demo import demo_digits, demo_screen
 
     if what == "screen":
-        _print_result(demo(out, alpha=alpha, seed=seed, max_steps=max_steps), out)
+        _print_result(demo_screen(out, alpha=alpha, seed=seed, max_steps=max_steps), out)
         return
     table = demo_digits(out, alpha=alpha, seed=seed, **({} if max_steps is None else {"max_steps": max_steps}))
     print("\n" + table.to_string(float_format="{:.3f}".format))
@@ -569,9 +576,9 @@ def _signals_raised(tokens: Sequence[str]) -> Iterator[list[int]]:
             if not received:
                 raise
         if received:
-            from scbd._files import say
+            from scbd._files import print_above_bar
 
-            say(_how_to_continue(tokens, received[0]))  # does not break a progress bar
+            print_above_bar(_how_to_continue(tokens, received[0]))  # does not break a progress bar
     finally:
         if received and hasattr(signal, "alarm"):
             signal.alarm(0)
@@ -602,6 +609,6 @@ def _check_paths(*paths: str | Path) -> None:
             existing_path(path)
 
 
-def _one_or_several(values: list[str]) -> str | list[str]:
+def _unwrap_single(values: list[str]) -> str | list[str]:
     """Return the value of a list with one value, otherwise the list, as settings are stored."""
     return values[0] if len(values) == 1 else values

@@ -10,7 +10,7 @@ import torch
 from conftest import make_cells
 
 from scbd import SCBDModel, baselines
-from scbd.baselines._batches import AlternatingBatches, EnvironmentBatches, PairedBatches
+from scbd.baselines._batches import ControlPairedBatches, EnvironmentBalancedBatches, SingleEnvironmentBatches
 from scbd.data import ArraySource, ImageDataModule, PerturbationSampler, Split
 from scbd.data._loading import BatchLoader
 
@@ -39,20 +39,20 @@ def environments_in(loader: Any) -> list[list[int]]:
 
 def test_only_training_batches_are_of_one_environment_each():
     """Which stage it is was told by whether its rows were the very array of the training rows, and no copy."""
-    data = make(AlternatingBatches)
+    data = make(SingleEnvironmentBatches)
     assert all(len(seen) == 1 for seen in environments_in(data.train_dataloader()))
     assert all(len(seen) > 1 for seen in environments_in(data.val_dataloader()))
 
 
 def test_balanced_batches_are_for_both_stages():
-    data = make(EnvironmentBatches)
+    data = make(EnvironmentBalancedBatches)
     for loader in (data.train_dataloader(), data.val_dataloader()):
         assert all(len(seen) == 3 for seen in environments_in(loader))  # of eight cells each
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_every_rank_has_all_environments_of_a_balanced_batch(world_size):
-    data = make(EnvironmentBatches)
+    data = make(EnvironmentBalancedBatches)
     shares = [list(data._sampler("train", 24, 6, rank=rank, world_size=world_size)) for rank in range(world_size)]
     for pieces in zip(*shares, strict=True):
         counts = np.array([np.bincount(ENVIRONMENTS[piece], minlength=4) for piece in pieces])
@@ -61,7 +61,7 @@ def test_every_rank_has_all_environments_of_a_balanced_batch(world_size):
 
 
 def test_every_rank_has_the_environment_of_the_turn():
-    data = make(AlternatingBatches, pretrain_steps=2)
+    data = make(SingleEnvironmentBatches, pretrain_steps=2)
     shares = [list(data._sampler("train", 24, 10, rank=rank, world_size=2)) for rank in range(2)]
     for step, pieces in enumerate(zip(*shares, strict=True)):
         seen = {environment for piece in pieces for environment in ENVIRONMENTS[piece]}
@@ -73,7 +73,9 @@ def of_sizes(sizes: list[int], batch_size: int | None = None) -> tuple[ImageData
     e = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
     n = len(e)
     source, split = ArraySource(np.zeros((n, 1, 4, 4), dtype=np.uint8)), Split(train=np.arange(n))
-    return EnvironmentBatches(source, np.zeros(n, dtype=np.int64), e, split, batch_size=batch_size, max_steps=5), e
+    return EnvironmentBalancedBatches(
+        source, np.zeros(n, dtype=np.int64), e, split, batch_size=batch_size, max_steps=5
+    ), e
 
 
 def test_a_small_environment_makes_batches_no_smaller_and_is_in_each():
@@ -126,9 +128,9 @@ def test_models_without_a_contrastive_loss_shuffle_unless_told_otherwise(kind: A
     assert (max(seen) == 2) == (drawn == 2)
 
 
-@pytest.mark.parametrize("batches", [EnvironmentBatches, AlternatingBatches, PairedBatches])
+@pytest.mark.parametrize("batches", [EnvironmentBalancedBatches, SingleEnvironmentBatches, ControlPairedBatches])
 def test_batches_of_their_own_are_no_batches_of_perturbations(batches: Any):
-    how = {"control": 0} if batches is PairedBatches else {}
+    how = {"control": 0} if batches is ControlPairedBatches else {}
     assert make(batches, **how).perturbations_per_batch is None
     with pytest.raises(ValueError, match="perturbations_per_batch=3: this model draws its batches"):
         make(batches, perturbations_per_batch=3, **how)

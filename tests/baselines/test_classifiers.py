@@ -12,8 +12,8 @@ from conftest import make_cells
 from torch.nn import functional as F
 
 from scbd.baselines import CORALModel, DANNModel, ERMModel, FishModel, GroupDROModel, IRMModel
-from scbd.baselines._batches import AlternatingSampler
-from scbd.baselines._classifiers import FishAdamW, Outputs, ReversedGradient
+from scbd.baselines._batches import SingleEnvironmentSampler
+from scbd.baselines._classifiers import ClassifierOutputs, FishAdamW, GradientReversal
 from scbd.model import Losses
 from scbd.model._train import BestWeights
 
@@ -31,11 +31,11 @@ def make(model_class, cells=None, **kwargs):
     return model_class(cells, encoder="small", **kwargs)
 
 
-def outputs(n: int = 30, n_environments: int = 3, seed: int = 0) -> Outputs:
+def outputs(n: int = 30, n_environments: int = 3, seed: int = 0) -> ClassifierOutputs:
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(n, 5, generator=generator, dtype=torch.float64)
     logits = torch.randn(n, 4, generator=generator, dtype=torch.float64)
-    return Outputs(features, logits, torch.arange(n) % 4, torch.arange(n) % n_environments)
+    return ClassifierOutputs(features, logits, torch.arange(n) % 4, torch.arange(n) % n_environments)
 
 
 def environments_of_batches(model) -> list[torch.Tensor]:
@@ -43,7 +43,7 @@ def environments_of_batches(model) -> list[torch.Tensor]:
     seen: list[torch.Tensor] = []
     objective = model.module.objective
 
-    def watched(batch: Outputs, ramp: float) -> dict[str, torch.Tensor]:
+    def watched(batch: ClassifierOutputs, ramp: float) -> dict[str, torch.Tensor]:
         seen.append(batch.e)
         return objective(batch, ramp)
 
@@ -190,19 +190,19 @@ def test_group_dro_moves_weights_to_the_worst():
     np.testing.assert_allclose(module.weights, weights, rtol=1e-5)
     # an environment that is not in a batch keeps its weight beside the others'
     rows = batch.e > 0
-    module.objective(Outputs(*(part[rows] for part in batch)), 1.0)
+    module.objective(ClassifierOutputs(*(part[rows] for part in batch)), 1.0)
     moved = weights * np.exp(0.5 * errors * [0, 1, 1])
     np.testing.assert_allclose(module.weights, moved / moved.sum(), rtol=1e-5)
 
 
 def test_dann_works_against_its_discriminator():
     x = torch.randn(4, 3, requires_grad=True)
-    (ReversedGradient.apply(x, 0.5) * torch.arange(3.0)).sum().backward()
+    (GradientReversal.apply(x, 0.5) * torch.arange(3.0)).sum().backward()
     torch.testing.assert_close(x.grad, -0.5 * torch.arange(3.0).expand(4, 3))
     module = make(DANNModel, penalty=2.0).module
     torch.manual_seed(0)
     features = torch.randn(30, 256, requires_grad=True)
-    batch = Outputs(features, features[:, :4], torch.arange(30) % 4, torch.arange(30) % 3)
+    batch = ClassifierOutputs(features, features[:, :4], torch.arange(30) % 4, torch.arange(30) % 3)
     losses = module.objective(batch, 1.0)
     torch.testing.assert_close(losses.loss, losses.parts["cross_entropy"] + losses.parts["discriminator"])
     (reversed_gradient,) = torch.autograd.grad(losses.parts["discriminator"], features, retain_graph=True)
@@ -213,7 +213,7 @@ def test_dann_works_against_its_discriminator():
 
 def test_batches_of_one_environment_in_turn():
     environments = np.repeat([3, 7, 9], [50, 5, 20])
-    sampler = AlternatingSampler(np.arange(75), 10, environments=environments, n_steps=30, seed=1)
+    sampler = SingleEnvironmentSampler(np.arange(75), 10, environments=environments, n_steps=30, seed=1)
     seen = [environments[batch] for batch in sampler]
     assert all(len(set(part)) == 1 and len(part) == 10 for part in seen)
     names = [part[0] for part in seen]
@@ -381,7 +381,7 @@ def naive_weights(model: FishModel, twin: FishModel, steps: int, *, pretrain: in
     network.preprocess.load_state_dict(model.module.preprocess.state_dict())
     adata = twin.adata
     codes = {key: torch.tensor(adata.obs[key].cat.codes.to_numpy(), dtype=torch.long) for key in ("gene", "well")}
-    sampler = AlternatingSampler(
+    sampler = SingleEnvironmentSampler(
         rows, 24, environments=codes["well"].numpy()[rows], pretrain_steps=pretrain, n_steps=steps, seed=0
     )
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=0.01)
@@ -483,7 +483,7 @@ def test_rounds_follow_batches_of_all_environments():
     environments = np.repeat([3, 7, 9], [50, 5, 20])
     how: dict[str, Any] = {"environments": environments, "n_steps": 12, "seed": 1}
     for asked, plain in ((0, 0), (3, 3), (4, 6)):  # a round that has begun is not a whole one
-        sampler = AlternatingSampler(np.arange(75), 25, pretrain_steps=asked, **how)
+        sampler = SingleEnvironmentSampler(np.arange(75), 25, pretrain_steps=asked, **how)
         seen = [environments[batch] for batch in sampler]
         assert [len(set(part)) > 1 for part in seen] == [True] * plain + [False] * (12 - plain)
         rounds = [part[0] for part in seen[plain:]]

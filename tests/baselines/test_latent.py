@@ -15,9 +15,9 @@ from torch.distributions import Independent, Normal, kl_divergence
 
 from scbd import pl
 from scbd.baselines import IVAEModel, MCVAEModel, VAEModel
-from scbd.baselines._batches import EndlessOrder, PairedSampler
-from scbd.baselines._latent import Decoder, Gaussian, Posterior
-from scbd.model._contract import Prepared, Reference
+from scbd.baselines._batches import ControlPairedSampler, EndlessPermutation
+from scbd.baselines._latent import Gaussian, LatentDecoder, Posterior
+from scbd.model._contract import PreparedInputs, ReferenceBatches
 
 QUICK: dict[str, Any] = {"batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu", "lr": 1e-3}
 SETTINGS: dict[Any, dict[str, Any]] = {VAEModel: {}, IVAEModel: {}, MCVAEModel: {"control": "gene_0"}}
@@ -105,7 +105,7 @@ def test_the_bound_is_reconstruction_and_divergence(likelihood):
     with torch.no_grad():
         found = model.module.eval()(images, y, e, ramp=0.5)
         x = images.float() / 255
-        q_c, q_s = model.module.posteriors(Prepared(x, x), e)
+        q_c, q_s = model.module.posteriors(PreparedInputs(x, x), e)
         predicted = model.module.decoder(torch.cat([q_c.mean, q_s.mean], 1))
         if likelihood == "bernoulli":
             nats = torch.nn.functional.softplus(predicted) - x * predicted
@@ -123,7 +123,7 @@ def test_what_environments_differ_in_is_drawn_by_a_style_if_there_is_one(model_c
     images, y, e = batch()
     images[e == 1] //= 4
     codes = e[:, None].numpy()
-    module.learn_environments(Reference(lambda: [images], codes, np.ones_like(codes, dtype=bool)))
+    module.estimate_environment_statistics(ReferenceBatches(lambda: [images], codes, np.ones_like(codes, dtype=bool)))
     with torch.no_grad():
         whole = module.preprocess(images)
         within = module.preprocess.environments(whole, e[:, None])
@@ -152,7 +152,7 @@ def test_priors_of_the_ivae_know_labels_and_its_style_asks_an_expert():
 
 @pytest.mark.parametrize(("size", "halvings"), [(64, 3), (32, 2), (16, 1), (100, 3), (33, 2)])
 def test_networks_are_the_papers_at_64_and_halve_less_below(size, halvings):
-    posterior, decoder = Posterior((4, size, size), 64), Decoder((64, 64), (4, size, size), "gaussian")
+    posterior, decoder = Posterior((4, size, size), 64), LatentDecoder((64, 64), (4, size, size), "gaussian")
     strides = [layer.stride[0] for layer in posterior.maps if isinstance(layer, torch.nn.Conv2d)]
     assert np.prod(strides) == 2**halvings and len(strides) == 5
     ups = [layer for layer in decoder.network if isinstance(layer, torch.nn.ConvTranspose2d)]
@@ -313,9 +313,9 @@ def test_a_run_is_not_resumed_with_other_controls(tmp_path):
 def test_an_order_goes_on_where_it_stopped_and_shows_each_row_once_a_turn(n, first, sizes):
     rows = np.arange(n) + 100
     ends = np.cumsum([first, *sizes])
-    order = EndlessOrder(rows, [1])
+    order = EndlessPermutation(rows, [1])
     parts = [order.take(start, size) for start, size in zip(ends, sizes, strict=False)]
-    whole = EndlessOrder(rows, [1]).take(0, int(ends[-1]))
+    whole = EndlessPermutation(rows, [1]).take(0, int(ends[-1]))
     np.testing.assert_array_equal(np.concatenate(parts), whole[first:])
     for start in range(0, len(whole) - n + 1, n):
         np.testing.assert_array_equal(np.sort(whole[start : start + n]), rows)
@@ -326,11 +326,11 @@ def test_pairs(n_controls, n_others, size, seed):
     n = n_controls + n_others
     controls = np.random.default_rng(seed).permutation(n) < n_controls
     size = min(size, n)
-    sampler = PairedSampler(np.arange(n) + 7, size, controls=controls, seed=seed)
+    sampler = ControlPairedSampler(np.arange(n) + 7, size, controls=controls, seed=seed)
     batches = list(sampler)
     assert len(batches) == sampler.steps_per_epoch >= 1
     assert all(controls[rows - 7].tolist() == [True] * (size // 2) + [False] * (size - size // 2) for rows in batches)
-    resumed = PairedSampler(np.arange(n) + 7, size, controls=controls, seed=seed, start=1)
+    resumed = ControlPairedSampler(np.arange(n) + 7, size, controls=controls, seed=seed, start=1)
     for one, other in zip(batches[1:], resumed, strict=True):
         np.testing.assert_array_equal(one, other)
     if n_others >= n_controls + 1:  # no perturbed cell twice, before all were there
@@ -341,7 +341,8 @@ def test_pairs(n_controls, n_others, size, seed):
 def test_devices_share_controls():
     controls = np.arange(40) < 8
     shares = [
-        next(iter(PairedSampler(np.arange(40), 16, controls=controls, rank=rank, world_size=2))) for rank in (0, 1)
+        next(iter(ControlPairedSampler(np.arange(40), 16, controls=controls, rank=rank, world_size=2)))
+        for rank in (0, 1)
     ]
     assert [int(controls[share].sum()) for share in shares] == [4, 4]
 

@@ -80,7 +80,7 @@ def test_fields_are_read_wherever_they_lie(field, kind, flat, tmp_path):
 
 def test_big_fields_are_read_in_parts(field, monkeypatch):
     """And cells are sorted by them."""
-    monkeypatch.setattr(_crop_cells, "_TILE", 16)
+    monkeypatch.setattr(_crop_cells, "_TILE_SIDE", 16)
     found = crop_cells(field, RNG.uniform(0, 39, (60, 2)), size=7)
     places = found.obs[["y", "x"]].to_numpy()
     tiles = (places + 0.5).astype(int) // 16

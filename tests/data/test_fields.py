@@ -12,19 +12,19 @@ from conftest import IMAGE_KEY, make_cells, make_wells
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scbd._anndata import CROSS
+from scbd._anndata import CROSS_SEPARATOR
 from scbd.data import ArraySource, open_screen
-from scbd.data._fields import FeatureField, ImageField, LabelField, NumberField, known_features
-from scbd.data._inputs import Inputs
+from scbd.data._fields import FeatureField, ImageField, LabelField, NumberField, match_features
+from scbd.data._inputs import InputLocation
 
-X = Inputs(layer="X")
+X = InputLocation(layer="X")
 
 
 @pytest.mark.parametrize(
     ("field", "stats"),
     [
         (ImageField("image", IMAGE_KEY), {"n_channels": 2, "height": 16, "width": 16}),
-        (FeatureField("features", Inputs(obsm_key="dino")), {"n_features": 5}),
+        (FeatureField("features", InputLocation(obsm_key="dino")), {"n_features": 5}),
         (LabelField("e", ["plate", "well"]), {"n_e": 3}),
         (NumberField("numbers", ["time", "row"]), {"n_numbers": 2}),
     ],
@@ -124,12 +124,14 @@ def test_a_channel_that_shows_nothing_is_named(tmp_path, on_disk):
 # features
 
 
-def registered(adata: AnnData, inputs: Inputs = X) -> dict:
+def registered(adata: AnnData, inputs: InputLocation = X) -> dict:
     return FeatureField("features", inputs).register_field(adata)
 
 
 @pytest.mark.parametrize(
-    "inputs", [X, Inputs(layer="raw"), Inputs(obsm_key="dino"), Inputs(obsm_key="frame")], ids=lambda i: i.where
+    "inputs",
+    [X, InputLocation(layer="raw"), InputLocation(obsm_key="dino"), InputLocation(obsm_key="frame")],
+    ids=lambda i: i.where,
 )
 def test_features_are_read_wherever_they_are(inputs):
     wells = make_wells(n_features=4)
@@ -138,7 +140,7 @@ def test_features_are_read_wherever_they_are(inputs):
     wells.obsm["frame"] = pd.DataFrame(wells.X, columns=list("abcd"), index=wells.obs_names)
     state = registered(wells, inputs)
     assert state["features"] == state["columns"] and state["n_rows"] == 72
-    source = known_features(wells, inputs, state)
+    source = match_features(wells, inputs, state)
     rows = np.array([5, 0, 5])
     np.testing.assert_array_equal(source.read(rows), np.asarray(inputs.array(wells))[rows])
     assert source.dtype.name == state["dtype"]
@@ -153,7 +155,7 @@ def test_features_are_found_by_name(order, extra):
         obs=wells.obs,
         var=pd.DataFrame(index=[*wells.var_names[order], *(f"new_{i}" for i in range(extra))]),
     )
-    source = known_features(more, X, state)
+    source = match_features(more, X, state)
     np.testing.assert_array_equal(source.read(slice(None)), wells.X)
     out = np.empty((2, 6), np.float32)
     assert source.read(slice(2, 4), out=out) is out
@@ -165,30 +167,30 @@ def test_numbers_are_names_and_a_missing_feature_is_named():
     values = np.random.default_rng(0).normal(size=(5, 20)).astype(np.float32)
     table = AnnData(values)
     state = registered(table[:, :10].copy())
-    np.testing.assert_array_equal(known_features(table[:, ::-1].copy(), X, state).read(slice(None)), values[:, :10])
+    np.testing.assert_array_equal(match_features(table[:, ::-1].copy(), X, state).read(slice(None)), values[:, :10])
     with pytest.raises(ValueError, match=r"lacks 2 of the 10 features .*\(0, 1\)"):
-        known_features(table[:, 2:].copy(), X, state)
+        match_features(table[:, 2:].copy(), X, state)
 
 
 def test_features_without_names_go_by_their_place():
-    wells, dino = make_wells(n_features=6), Inputs(obsm_key="dino")
+    wells, dino = make_wells(n_features=6), InputLocation(obsm_key="dino")
     wells.obsm["dino"] = wells.X.copy()
     wells.obsm["dino"][:, 2] = 1
     with pytest.warns(UserWarning, match="1 of 6 features .*: 2"):
         state = registered(wells, dino)
-    np.testing.assert_array_equal(known_features(wells, dino, state).read(slice(None)), wells.X[:, [0, 1, 3, 4, 5]])
+    np.testing.assert_array_equal(match_features(wells, dino, state).read(slice(None)), wells.X[:, [0, 1, 3, 4, 5]])
     wells.obsm["dino"] = wells.X[:, :5]
     with pytest.raises(ValueError, match="5 features, the model was set up with 6"):
-        known_features(wells, dino, state)
+        match_features(wells, dino, state)
 
 
 def test_a_table_without_names_is_read_in_the_order_of_one_with_names():
-    wells, dino = make_wells(n_features=3), Inputs(obsm_key="dino")
+    wells, dino = make_wells(n_features=3), InputLocation(obsm_key="dino")
     wells.obsm["dino"] = pd.DataFrame(wells.X, columns=list("abc"), index=wells.obs_names)
     state = registered(wells, dino)
     wells.obsm["dino"] = wells.X
     with pytest.warns(UserWarning, match="a, b, c"):
-        np.testing.assert_array_equal(known_features(wells, dino, state).read(slice(None)), wells.X)
+        np.testing.assert_array_equal(match_features(wells, dino, state).read(slice(None)), wells.X)
 
 
 def test_missing_values_are_named_with_features_and_rows(tmp_path):
@@ -200,7 +202,7 @@ def test_missing_values_are_named_with_features_and_rows(tmp_path):
     stored = zarr.create_array(tmp_path / "x.zarr", data=np.full((10_000, 3), np.nan, np.float32), chunks=(1000, 3))
     many = AnnData(obs=pd.DataFrame(index=np.arange(10_000).astype(str)), obsm={"stored": stored})
     with pytest.raises(ValueError, match="of 4,096 cells looked at"):
-        registered(many, Inputs(obsm_key="stored"))
+        registered(many, InputLocation(obsm_key="stored"))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +226,7 @@ def test_what_cannot_be_read_is_said(error, message, spoil):
     "dtypes", [["Float64", "Float32"], ["float64[pyarrow]", "int64[pyarrow]"], ["float32", "bool"]]
 )
 def test_numbers_of_a_frame_are_features_however_they_are_stored(dtypes):
-    wells, inputs = make_wells(n_features=2), Inputs(obsm_key="frame")
+    wells, inputs = make_wells(n_features=2), InputLocation(obsm_key="frame")
     frame = pd.DataFrame((wells.X > 0).astype(int), index=wells.obs_names, columns=["a", "b"])
     wells.obsm["frame"] = frame.astype(dict(zip(frame, dtypes, strict=True)))
     np.testing.assert_array_equal(inputs.source(wells).read(slice(None)), frame)
@@ -232,7 +234,7 @@ def test_numbers_of_a_frame_are_features_however_they_are_stored(dtypes):
 
 
 def test_text_and_missing_values_of_a_frame_are_named():
-    wells, inputs = make_wells(n_features=3), Inputs(obsm_key="frame")
+    wells, inputs = make_wells(n_features=3), InputLocation(obsm_key="frame")
     frame = pd.DataFrame(wells.X, index=wells.obs_names).add_prefix("f").convert_dtypes()
     wells.obsm["frame"] = frame.assign(plate=wells.obs["plate"].astype(str))
     with pytest.raises(TypeError, match=r"\(plate in 72 of 72 rows"):
@@ -263,7 +265,7 @@ def test_one_column_keeps_its_categories_whatever_the_order_of_the_table_s_own(c
 
 def test_several_columns_are_crossed(cells):
     field = LabelField("e", ["plate", "well"])
-    expected = (cells.obs["plate"].astype(str) + CROSS + cells.obs["well"].astype(str)).tolist()
+    expected = (cells.obs["plate"].astype(str) + CROSS_SEPARATOR + cells.obs["well"].astype(str)).tolist()
     assert labels_of(field, cells, field.register_field(cells)["categories"]) == expected
     assert field.get_field_data(cells).tolist() == expected
     assert len(cells.obs.columns) == 3  # nothing was added

@@ -19,7 +19,15 @@ from PIL import Image
 
 import scbd
 from scbd.data import open_screen, read_crops, read_profiles
-from scbd.data._formats import _KINDS, TABLES, head_of, is_table, kind_of, read_frame, walked
+from scbd.data._formats import (
+    _KINDS,
+    TABLE_ENDINGS,
+    detect_kind,
+    is_table,
+    read_first_rows,
+    read_table_file,
+    walk_folders,
+)
 
 
 def store(attributes: dict, version: int) -> Callable[[Path], object]:
@@ -109,7 +117,7 @@ FILES: list[tuple[str, Callable[[Path], object], str]] = [
 def test_what_lies_at_a_path(tmp_path, name, write, expected):
     """And that whoever is asked, but cannot take it, says which function can."""
     write(tmp_path / name)
-    kind = kind_of(tmp_path / name)
+    kind = detect_kind(tmp_path / name)
     assert kind.name == expected
     # tables are taken at their word
     taken = [("image_table", read_profiles), ("profiles", read_crops)]
@@ -144,24 +152,24 @@ def test_cells_with_features_and_no_images(tmp_path):
 def test_stores_that_say_nothing_that_can_be_read(tmp_path, text):
     (tmp_path / "a.zarr").mkdir()
     (tmp_path / "a.zarr" / "zarr.json").write_text(text)
-    assert kind_of(tmp_path / "a.zarr").name == "anndata"
+    assert detect_kind(tmp_path / "a.zarr").name == "anndata"
 
 
-@pytest.mark.parametrize("ending", TABLES)
+@pytest.mark.parametrize("ending", TABLE_ENDINGS)
 @given(st.integers(0, 12), st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=4, unique=True))
 def test_tables_are_written_and_read(tmp_path_factory, ending, n, columns):
     frame = pd.DataFrame({column: range(place, n + place) for place, column in enumerate(columns)})
     path = tmp_path_factory.mktemp("tables") / f"t{ending}"
     write_table(frame, path)
-    pd.testing.assert_frame_equal(read_frame(path), frame, check_dtype=n > 0)
-    pd.testing.assert_frame_equal(head_of(path), frame.head(5), check_dtype=n > 0)
+    pd.testing.assert_frame_equal(read_table_file(path), frame, check_dtype=n > 0)
+    pd.testing.assert_frame_equal(read_first_rows(path), frame.head(5), check_dtype=n > 0)
 
 
-@pytest.mark.parametrize("ending", TABLES)
+@pytest.mark.parametrize("ending", TABLE_ENDINGS)
 def test_names_that_are_numbers_keep_their_zeros(tmp_path, ending):
     plates = pd.DataFrame({"plate": ["0012", "113", "0014"], "dose": [0.5, 0, 10.25], "n": [0, 10, 7]})
     write_table(plates, tmp_path / f"t{ending}")
-    for read in (read_frame, head_of):
+    for read in (read_table_file, read_first_rows):
         pd.testing.assert_frame_equal(read(tmp_path / f"t{ending}"), plates)
 
 
@@ -176,7 +184,7 @@ def test_tables_that_cannot_be_read(tmp_path, monkeypatch):
     assert is_table("A.CSV") and is_table(Path("x/a.tsv.gz")) and not is_table("a.csv.zip") and not is_table("csv")
     (tmp_path / "wells.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    for read in (read_frame, head_of):
+    for read in (read_table_file, read_first_rows):
         with pytest.raises(ValueError, match=r"a.txt is no table"):
             read(tmp_path / "a.txt")
         with pytest.raises(FileNotFoundError, match=r"a.csv"):
@@ -186,7 +194,9 @@ def test_tables_that_cannot_be_read(tmp_path, monkeypatch):
 
 
 def files(folder: Path) -> list[str]:
-    return [os.path.relpath(os.path.join(place, name), folder) for place, names in walked(folder) for name in names]
+    return [
+        os.path.relpath(os.path.join(place, name), folder) for place, names in walk_folders(folder) for name in names
+    ]
 
 
 def test_folders_are_walked_without_what_systems_leave_and_not_in_circles(tmp_path):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from scbd.data._image_files import FileSource, centred, channels_of, fitted_size, size_of
+from scbd.data._image_files import FileSource, pad_or_crop, read_channels, read_size, target_size
 
 SIDES = st.tuples(st.integers(1, 9), st.integers(1, 9))
 
@@ -34,7 +34,7 @@ def naive(image: np.ndarray, height: int, width: int) -> np.ndarray:
 @given(SIDES, SIDES)
 def test_padded_and_cut_about_the_middle(stored, wanted):
     images = np.random.default_rng(0).integers(1, 99, (2, *stored), dtype="uint16")
-    fitted = centred(images, wanted)
+    fitted = pad_or_crop(images, wanted)
     assert fitted.dtype == images.dtype
     for image, expected in zip(fitted, images, strict=True):
         np.testing.assert_array_equal(image, naive(expected, *wanted))
@@ -42,7 +42,7 @@ def test_padded_and_cut_about_the_middle(stored, wanted):
 
 @given(st.lists(SIDES, min_size=1))
 def test_squares_that_hold_all_and_that_lie_in_all(sizes):
-    (low, _), (high, _) = fitted_size("crop", sizes), fitted_size("pad", sizes)
+    (low, _), (high, _) = target_size("crop", sizes), target_size("pad", sizes)
     assert all(low <= side <= high for size in sizes for side in size)
     assert {low, high} <= {side for size in sizes for side in size}
 
@@ -138,18 +138,18 @@ def test_pixels_of_every_kind(tmp_path):
     grey = np.arange(20, dtype="uint16").reshape(4, 5) * 3000
     for name in ("deep.png", "deep.tif"):
         Image.fromarray(grey).save(tmp_path / name)
-        np.testing.assert_array_equal(channels_of(tmp_path / name)[0], grey)
+        np.testing.assert_array_equal(read_channels(tmp_path / name)[0], grey)
     (tmp_path / "big.tif").write_bytes(tiff(grey.astype(">u2"), big_endian=True))
-    big = channels_of(tmp_path / "big.tif")
+    big = read_channels(tmp_path / "big.tif")
     np.testing.assert_array_equal(big[0], grey)
     assert big.dtype == np.uint16 and big.dtype.isnative
     whole = grey.astype("int32") * 200
     Image.fromarray(whole).save(tmp_path / "whole.tif")
-    found = channels_of(tmp_path / "whole.tif")
+    found = read_channels(tmp_path / "whole.tif")
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found[0], whole)
     Image.fromarray(grey / np.float32(7)).save(tmp_path / "real.tif")
-    np.testing.assert_array_equal(channels_of(tmp_path / "real.tif")[0], grey / np.float32(7))
+    np.testing.assert_array_equal(read_channels(tmp_path / "real.tif")[0], grey / np.float32(7))
 
 
 def test_palettes_are_the_colours_that_they_stand_for(tmp_path):
@@ -157,12 +157,12 @@ def test_palettes_are_the_colours_that_they_stand_for(tmp_path):
     picture = Image.fromarray(colours).quantize(64)
     assert picture.mode == "P"
     picture.save(tmp_path / "palette.png")
-    np.testing.assert_array_equal(np.moveaxis(channels_of(tmp_path / "palette.png"), 0, -1), colours)
+    np.testing.assert_array_equal(np.moveaxis(read_channels(tmp_path / "palette.png"), 0, -1), colours)
     mask = colours[..., 0] > 0
     Image.fromarray(mask).save(tmp_path / "mask.png")
-    np.testing.assert_array_equal(channels_of(tmp_path / "mask.png")[0], mask * np.uint8(255))
+    np.testing.assert_array_equal(read_channels(tmp_path / "mask.png")[0], mask * np.uint8(255))
     Image.fromarray(colours[..., :2].copy(), "LA").save(tmp_path / "two.png")
-    np.testing.assert_array_equal(np.moveaxis(channels_of(tmp_path / "two.png"), 0, -1), colours[..., :2])
+    np.testing.assert_array_equal(np.moveaxis(read_channels(tmp_path / "two.png"), 0, -1), colours[..., :2])
 
 
 def tiff(pixels: np.ndarray, big_endian: bool = False) -> bytes:
@@ -192,7 +192,7 @@ def test_colours_of_16_bits_in_a_png_are_not_halved(tmp_path):
     chunks = [struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in parts]
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
     with pytest.raises(ValueError, match=r"colours.png holds colours of 16 bits, of which half would be lost: save it"):
-        channels_of(path)
+        read_channels(path)
 
 
 # what tifffile makes of three or four channels by default
@@ -227,13 +227,13 @@ def test_tiffs_that_pillow_misreads_are_read_as_they_are(tmp_path, monkeypatch, 
     dtype, n_channels, how = MISREAD[name]
     pixels = np.random.default_rng(0).integers(0, 250 if dtype == "uint8" else 4096, (n_channels, 20, 21)).astype(dtype)
     write_tiff(tmp_path / "a.tif", pixels, how)
-    found = channels_of(tmp_path / "a.tif")
+    found = read_channels(tmp_path / "a.tif")
     np.testing.assert_array_equal(found, pixels)
     assert found.dtype == pixels.dtype and found.dtype.isnative
-    assert size_of(tmp_path / "a.tif") == (20, 21)
+    assert read_size(tmp_path / "a.tif") == (20, 21)
     monkeypatch.setitem(sys.modules, "tifffile", None)
     with pytest.raises(ValueError, match=r"a.tif is a TIFF that needs one more package .*: pip install tifffile, or"):
-        channels_of(tmp_path / "a.tif")
+        read_channels(tmp_path / "a.tif")
 
 
 def test_what_pillow_reads_needs_no_other_package(tmp_path, monkeypatch):
@@ -246,7 +246,7 @@ def test_what_pillow_reads_needs_no_other_package(tmp_path, monkeypatch):
         tifffile.imwrite(tmp_path / name, pixels.astype(dtype), **how)
     monkeypatch.setitem(sys.modules, "tifffile", None)
     for name, (dtype, _) in kinds.items():
-        found = channels_of(tmp_path / name)
+        found = read_channels(tmp_path / name)
         np.testing.assert_array_equal(found, pixels)
         assert found.dtype == dtype
 
@@ -255,7 +255,7 @@ def test_what_pillow_reads_needs_no_other_package(tmp_path, monkeypatch):
 def test_white_is_the_largest_value_of_any_number_of_bits(tmp_path, dtype, byteorder):
     pixels = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (20, 21)).astype(dtype)
     tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="miniswhite", byteorder=byteorder)
-    np.testing.assert_array_equal(channels_of(tmp_path / "a.tif")[0], np.iinfo(dtype).max - pixels)
+    np.testing.assert_array_equal(read_channels(tmp_path / "a.tif")[0], np.iinfo(dtype).max - pixels)
 
 
 def test_tiffs_of_other_numbers_say_what_they_hold(tmp_path):
@@ -272,9 +272,9 @@ def test_tiffs_of_other_numbers_say_what_they_hold(tmp_path):
     for message, (pixels, how) in cases.items():
         tifffile.imwrite(tmp_path / "a.tif", pixels, **how)
         with pytest.raises(ValueError, match=f"a.tif {message}"):
-            channels_of(tmp_path / "a.tif")
+            read_channels(tmp_path / "a.tif")
     tifffile.imwrite(tmp_path / "a.tif", np.abs(grey).astype("int8"))
-    np.testing.assert_array_equal(channels_of(tmp_path / "a.tif")[0], np.abs(grey))
+    np.testing.assert_array_equal(read_channels(tmp_path / "a.tif")[0], np.abs(grey))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of Pillow, beside its error
@@ -287,14 +287,14 @@ def test_a_truncated_tiff_is_no_image_either_way(tmp_path):
         for n_bytes in (100, len(data) // 2):
             (tmp_path / "a.tif").write_bytes(data[:n_bytes])
             with pytest.raises(ValueError, match=r"a.tif (is no TIFF or PNG|cannot be read as TIFF), or is truncated"):
-                channels_of(tmp_path / "a.tif")
+                read_channels(tmp_path / "a.tif")
 
 
 def test_numbers_that_are_no_pixels(tmp_path):
     for name, value in {"below": -1, "above": 2**24 + 1}.items():
         Image.fromarray(np.full((4, 4), value, "int32")).save(tmp_path / f"{name}.tif")
         with pytest.raises(ValueError, match=f"{name}.tif holds numbers of 32 bits from {value} to {value}: save"):
-            channels_of(tmp_path / f"{name}.tif")
+            read_channels(tmp_path / f"{name}.tif")
 
 
 def test_files_that_are_no_images_of_pixels(plates):

@@ -13,7 +13,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from scbd import datasets
 from scbd.data import InferredEnvironments, _inferred, infer_environments
-from scbd.data._inferred import _without_means
+from scbd.data._inferred import _subtract_group_means
 
 
 def make_features(
@@ -131,7 +131,7 @@ def test_where_there_are_no_groups_it_is_said():
 
 def test_a_gain_within_its_error_is_none(monkeypatch):
     """Of groups that there are: what counts is the gain beside its standard error, and not its sign."""
-    monkeypatch.setattr(_inferred, "_SURE", 1e6)
+    monkeypatch.setattr(_inferred, "_MIN_GAIN_IN_STANDARD_ERRORS", 1e6)
     with pytest.warns(UserWarning, match="do not form 2 groups"):
         assert infer_environments(make_features(), "gene").gain > 0.3
 
@@ -194,7 +194,7 @@ def test_what_labels_have_in_common_is_taken_away_whatever_the_units(seed, expon
     other = np.where(rng.random(n) < 0.7, one, rng.integers(5, size=n))  # mostly the same: the search takes its time
     values = np.column_stack([rng.normal(size=n), one + 3 * other + rng.normal(size=n)])
     units = 10.0 ** np.array([-exponent, exponent])
-    left = _without_means(values * units, [one, other]) / units
+    left = _subtract_group_means(values * units, [one, other]) / units
     design = np.column_stack([one[:, None] == np.arange(5), other[:, None] == np.arange(5)]).astype(float)
     expected = values - design @ np.linalg.lstsq(design, values, rcond=None)[0]
     np.testing.assert_allclose(left, expected, atol=1e-4)

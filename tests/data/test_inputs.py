@@ -14,14 +14,14 @@ from scbd import SCBDModel
 from scbd.data import ArraySource, ImageSource, read_crops, write_screen
 from scbd.data._fields import ImageField
 from scbd.data._inputs import (
-    Inputs,
+    InputLocation,
     channel_names,
     check_channel_names,
-    check_like_registered,
-    chosen_channels,
+    check_images_match_registered,
     image_source,
+    resolve_channels,
 )
-from scbd.data._sources import columns_of
+from scbd.data._sources import select_columns
 
 
 def register(cells: AnnData, channels=None) -> dict:
@@ -133,17 +133,17 @@ def test_channels_can_be_chosen_wherever_cells_are_read(tmp_path, channels, plac
 def test_chosen_channels_are_those_of_the_array(order, k, rows):
     images = make_cells(shape=(4, 3, 3)).obsm[IMAGE_KEY]
     names = ["a", "b", "c", "d"]
-    places, called = chosen_channels(names, [names[place] for place in order[:k]], "images")
-    source = columns_of(ArraySource(images), places)
+    places, called = resolve_channels(names, [names[place] for place in order[:k]], "images")
+    source = select_columns(ArraySource(images), places)
     np.testing.assert_array_equal(source.read(np.array(rows, int)), images[np.array(rows, int)][:, order[:k]])
     assert called == [names[place] for place in order[:k]] and source.shape == (96, k, 3, 3)
 
 
 def test_channels_without_names_get_them():
-    assert chosen_channels(["channel_0", "channel_1"], ["dna", "actin"], "x") == ([0, 1], ["dna", "actin"])
-    assert chosen_channels(["channel_0", "channel_1"], ["channel_1"], "x") == ([1], ["channel_1"])
+    assert resolve_channels(["channel_0", "channel_1"], ["dna", "actin"], "x") == ([0, 1], ["dna", "actin"])
+    assert resolve_channels(["channel_0", "channel_1"], ["channel_1"], "x") == ([1], ["channel_1"])
     with pytest.raises(KeyError, match="x has 2 channels without names: name all of them, or give numbers, not 'dna'"):
-        chosen_channels(["channel_0", "channel_1"], ["dna"], "x")
+        resolve_channels(["channel_0", "channel_1"], ["dna"], "x")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_channels_without_names_get_them():
 )
 def test_channels_that_cannot_be_chosen(channels, error, message):
     with pytest.raises(error, match=message):
-        chosen_channels(["a", "b", "b"], channels, "images")
+        resolve_channels(["a", "b", "b"], channels, "images")
 
 
 @pytest.mark.filterwarnings("ignore:z_c has collapsed")  # two steps do not train a model
@@ -185,7 +185,7 @@ def test_a_model_knows_its_channels_in_other_cells(hasty):
 
 def test_channels_of_features_are_refused():
     with pytest.raises(ValueError, match="channels"):
-        Inputs.found(make_wells(), channels=["a"])
+        InputLocation.found(make_wells(), channels=["a"])
 
 
 def test_layers_are_named_without_x():
@@ -193,7 +193,7 @@ def test_layers_are_named_without_x():
     wells = make_wells()
     wells.layers["scaled"] = wells.X
     with pytest.raises(KeyError, match=r"layers has no 'scales' \(its keys: scaled\)"):
-        Inputs(layer="scales").array(wells)
+        InputLocation(layer="scales").array(wells)
 
 
 @pytest.mark.parametrize("resize", [True, False])
@@ -202,13 +202,13 @@ def test_sizes_that_a_model_takes(resize):
         return image_source(make_cells(8, shape=(2, height, width)), IMAGE_KEY)
 
     state = register(make_cells(shape=(2, 16, 24)))
-    check_like_registered(images(16, 24), state, IMAGE_KEY, resize)
+    check_images_match_registered(images(16, 24), state, IMAGE_KEY, resize)
     if resize:
-        check_like_registered(images(32, 48), state, IMAGE_KEY, resize)
+        check_images_match_registered(images(32, 48), state, IMAGE_KEY, resize)
     else:
         with pytest.raises(ValueError, match="32 × 48"):
-            check_like_registered(images(32, 48), state, IMAGE_KEY, resize)
+            check_images_match_registered(images(32, 48), state, IMAGE_KEY, resize)
     with pytest.raises(ValueError, match="32 × 32"):
-        check_like_registered(images(32, 32), state, IMAGE_KEY, resize)
+        check_images_match_registered(images(32, 32), state, IMAGE_KEY, resize)
     # where the model is not known yet
-    check_like_registered(images(32, 32), state, IMAGE_KEY)
+    check_images_match_registered(images(32, 32), state, IMAGE_KEY)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from scbd.data import ArraySource, ImageDataModule, Split
-from scbd.data._loading import BatchLoader, on_device, read_tensor
+from scbd.data._loading import BatchLoader, copy_to_device, read_tensor
 from scbd.data._sources import IMAGE_DTYPES
 
 
@@ -188,7 +188,7 @@ def images_of(dtype: str, n: int = 20) -> np.ndarray:
 def test_what_is_on_a_device_reads_as_the_array(dtype, rows):
     images = images_of(dtype)
     images[3] = np.iinfo(dtype).max if dtype.startswith("u") else -1.5
-    resident = on_device(ArraySource(images), torch.device("cpu"))
+    resident = copy_to_device(ArraySource(images), torch.device("cpu"))
     for source in (resident, ArraySource(images)):
         np.testing.assert_array_equal(read_tensor(source, rows).numpy(), images[rows])
 
@@ -202,16 +202,16 @@ def test_images_are_copied_block_by_block(monkeypatch):
             return super().read(rows, out)
 
     images = images_of("uint8")
-    monkeypatch.setattr("scbd.data._loading._COPIED_AT_ONCE", 7 * images[0].nbytes)
-    resident = on_device(Source(images), torch.device("cpu"))
+    monkeypatch.setattr("scbd.data._loading._COPY_BYTES", 7 * images[0].nbytes)
+    resident = copy_to_device(Source(images), torch.device("cpu"))
     assert asked == [slice(0, 7), slice(7, 14), slice(14, 21)]
     np.testing.assert_array_equal(resident.numpy(), images)
-    monkeypatch.setattr("scbd.data._loading._COPIED_AT_ONCE", images[0].nbytes // 2)  # an image is larger
-    resident = on_device(Source(images[:3]), torch.device("cpu"))
+    monkeypatch.setattr("scbd.data._loading._COPY_BYTES", images[0].nbytes // 2)  # an image is larger
+    resident = copy_to_device(Source(images[:3]), torch.device("cpu"))
     assert asked[3:] == [slice(0, 1), slice(1, 2), slice(2, 3)]
 
 
 def test_images_that_do_not_fit_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
     with pytest.raises(ValueError, match="all inputs take 0.0 GiB, cuda:0 has 0.0 GiB free: leave preload out"):
-        on_device(ArraySource(images_of("float32")), torch.device("cuda:0"))
+        copy_to_device(ArraySource(images_of("float32")), torch.device("cuda:0"))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from paper.loaders import breinig2015
 from scbd import SCBDModel
-from scbd._anndata import dense
+from scbd._anndata import check_dense
 from scbd.data import read_profiles
 from scbd.data._profiles import Missing
 from scbd.datasets import cpjump1
@@ -373,7 +373,7 @@ def test_numbers_of_other_types_are_numbers(tmp_path):
     table.to_parquet(tmp_path / "t.parquet")
     found = read_profiles(tmp_path / "t.parquet")
     np.testing.assert_array_equal(found.X[:, 1], np.arange(40))
-    np.testing.assert_array_equal(dense(table, "features"), table.astype(float))
+    np.testing.assert_array_equal(check_dense(table, "features"), table.astype(float))
 
 
 @pytest.mark.parametrize("missing", ["drop", "median"])

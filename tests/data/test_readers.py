@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from scbd.data import ArraySource, Crops, read_crops, write_screen
-from scbd.data._readers import LMDBSource, _in_order_of, lmdb_keys, parsed_keys
+from scbd.data._readers import LMDBSource, _match_rows, parse_keys, read_lmdb_keys
 
 KEY = "single_cell_images"
 N = 12
@@ -229,7 +229,7 @@ def test_keys_and_values_of_an_lmdb(tmp_path):
     crops = np.arange(5 * 4 * 100 * 100, dtype="uint16").reshape(5, 4, 100, 100)
     images = [*crops, crops[0, :2]]
     write_lmdb(tmp_path, images)
-    keys = lmdb_keys(tmp_path)
+    keys = read_lmdb_keys(tmp_path)
     source = LMDBSource(tmp_path, [*keys, b"other"])
     np.testing.assert_array_equal(source.read(np.array([4, 0, 4])), crops[[4, 0, 4]])
     with pytest.raises(KeyError, match="has no key b'other'"):
@@ -239,7 +239,7 @@ def test_keys_and_values_of_an_lmdb(tmp_path):
 
 
 def test_labels_are_sorted_and_belong_to_their_keys():
-    obs = parsed_keys([b"u1_P_2_B1_7_ZW10_0", b"u2_P_1_A1_7_AURKB_1", b"u3_P_2_B1_8_AURKB_2", b"u4_P_2_B1_9_KIF11_3"])
+    obs = parse_keys([b"u1_P_2_B1_7_ZW10_0", b"u2_P_1_A1_7_AURKB_1", b"u3_P_2_B1_8_AURKB_2", b"u4_P_2_B1_9_KIF11_3"])
     assert list(obs.index) == ["u1", "u2", "u3", "u4"]
     wanted = {
         "plate": ["P_2", "P_1", "P_2", "P_2"],
@@ -249,7 +249,7 @@ def test_labels_are_sorted_and_belong_to_their_keys():
     }
     pd.testing.assert_frame_equal(obs, pd.DataFrame(wanted, index=obs.index).astype("category"))
     with pytest.raises(ValueError, match="b'u1_P_7' is neither UID_plate"):
-        parsed_keys([b"u1_P_7"])
+        parse_keys([b"u1_P_7"])
 
 
 @pytest.fixture(params=["anndata", "folder", "lmdb"])
@@ -292,19 +292,19 @@ def test_without_names_only_an_anndata_has_an_order(images, capsys):
 def test_any_order_of_either(mine, theirs):
     names = pd.Index([f"c{i}" for i in mine])
     table = pd.DataFrame({"gene": theirs}, index=[f"c{i}" for i in theirs])
-    found = _in_order_of(names, table, "c.h5ad", ordered=True)
+    found = _match_rows(names, table, "c.h5ad", ordered=True)
     assert found.index.equals(names) and found["gene"].tolist() == list(mine)
 
 
 def test_names_that_do_not_tell():
     names = pd.Index(list("abc"))
     with pytest.raises(ValueError, match="the index and column 'next' .* in different orders"):
-        _in_order_of(names, pd.DataFrame({"next": list("bca")}, index=list("acb")), "x", ordered=True)
+        _match_rows(names, pd.DataFrame({"next": list("bca")}, index=list("acb")), "x", ordered=True)
     with pytest.raises(ValueError, match="does not say which row"):
-        _in_order_of(names, pd.DataFrame({"cell": list("abd"), "well": list("bbb")}), "x", ordered=False)
+        _match_rows(names, pd.DataFrame({"cell": list("abd"), "well": list("bbb")}), "x", ordered=False)
     with pytest.raises(ValueError, match="does not say which row"):  # of two rows neither is the one
-        _in_order_of(pd.Index(list("aab")), pd.DataFrame(index=list("aba")), "x", ordered=True)
+        _match_rows(pd.Index(list("aab")), pd.DataFrame(index=list("aba")), "x", ordered=True)
     numbered = pd.DataFrame({"uid": list("102"), "gene": list("xyz")})
-    assert _in_order_of(pd.Index(list("210")), numbered, "x", ordered=False)["gene"].tolist() == list("zxy")
+    assert _match_rows(pd.Index(list("210")), numbered, "x", ordered=False)["gene"].tolist() == list("zxy")
     repeated = pd.DataFrame({"gene": [1, 2, 3]}, index=list("aab"))
-    assert _in_order_of(repeated.index, repeated, "x", ordered=True) is repeated
+    assert _match_rows(repeated.index, repeated, "x", ordered=True) is repeated

@@ -12,7 +12,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (5, 2, 12, 8)).astype("uint8"
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float16", "float32"])
 def test_resizing_once_is_resizing_as_one_goes_up_to_rounding(dtype, monkeypatch):
-    monkeypatch.setattr("scbd.data._loading._BLOCK", 2)
+    monkeypatch.setattr("scbd.data._loading._RESIZE_BLOCK_IMAGES", 2)
     images = IMAGES.astype(dtype)
     resized = resize_images(images, (6, 5))
     assert resized.shape == (5, 2, 6, 5)

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scbd.data import PerturbationSampler, ShuffleSampler
-from scbd.data._samplers import _stretches, mixed_neighbours, parts_of
+from scbd.data._samplers import _draw_stretches, are_rows_mixed, bin_ranks
 
 
 @given(st.integers(2, 80), st.integers(2, 30), st.integers(0, 5))
@@ -225,7 +225,9 @@ def test_batches_that_cannot_be_filled(labels, batch_size, per_batch, said):
 def test_stretches_begin_at_any_cell():
     """Five of a ring of six, two by two: each of the six is left out as often."""
     rng = np.random.default_rng(0)
-    left = [(set(range(6)) - set(_stretches(rng, np.array([6]), np.array([5]))[0].tolist())).pop() for _ in range(3000)]
+    left = [
+        (set(range(6)) - set(_draw_stretches(rng, np.array([6]), np.array([5]))[0].tolist())).pop() for _ in range(3000)
+    ]
     counts = np.bincount(left, minlength=6)
     assert np.abs(counts - 500).max() < 5 * np.sqrt(500 * 5 / 6)
 
@@ -235,7 +237,7 @@ def test_stretches_lie_apart_and_everywhere():
     sizes, counts = np.array([100, 8, 30, 50]), np.array([8, 8, 9, 3])
     gaps = []
     for _ in range(200):
-        groups = _stretches(rng, sizes, counts)
+        groups = _draw_stretches(rng, sizes, counts)
         for cells, size, count in zip(groups, sizes, counts, strict=True):
             assert len(set(cells.tolist())) == len(cells) == count
             assert cells.min() >= 0
@@ -261,7 +263,7 @@ def of_screen(seed: int = 0, n: int = 3000) -> dict[str, np.ndarray]:
 
 
 def mixed(labels: dict[str, np.ndarray], *names: str) -> bool:
-    return mixed_neighbours(labels["gene"], (labels[name] for name in names))
+    return are_rows_mixed(labels["gene"], (labels[name] for name in names))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -299,7 +301,7 @@ def test_rows_that_are_not_sorted_by_perturbation_are_not_mixed():
     labels = of_screen()
     order = np.random.default_rng(0).permutation(3000)
     assert not mixed({name: codes[order] for name, codes in labels.items()})
-    assert not mixed_neighbours(np.arange(9), [np.zeros(9, dtype=int)])  # no two cells of any
+    assert not are_rows_mixed(np.arange(9), [np.zeros(9, dtype=int)])  # no two cells of any
 
 
 def test_labels_are_asked_for_up_to_the_first_that_is_not_mixed():
@@ -312,7 +314,7 @@ def test_labels_are_asked_for_up_to_the_first_that_is_not_mixed():
             asked.append(name)
             yield labels[name][order]
 
-    assert not mixed_neighbours(labels["gene"][order], one_by_one())
+    assert not are_rows_mixed(labels["gene"][order], one_by_one())
     assert asked == ["guide", "plate"]
 
 
@@ -327,12 +329,12 @@ def test_chance_is_that_of_all_orders(monkeypatch):
     mean, sd = sum(s.mean() for s in shared), np.sqrt(sum(s.var() for s in shared))
     # the limit is where the answer changes: looked for by how many standard errors are too many
     for z in (-1.5, 0.0, 0.5):
-        monkeypatch.setattr("scbd.data._samplers._SURPRISING", z)
+        monkeypatch.setattr("scbd.data._samplers._MAX_Z_SCORE", z)
         counted = {}
         for order in set(permutations(label[y == 0].tolist())):
             row = np.concatenate([order, label[y == 1]])
             n = np.count_nonzero((np.diff(row) == 0) & (np.diff(y) == 0))
-            counted[n] = mixed_neighbours(y, [row])
+            counted[n] = are_rows_mixed(y, [row])
         assert len(set(counted.values())) == 2
         assert counted == {n: bool(n <= mean + z * sd + 1) for n in counted}
 
@@ -342,8 +344,8 @@ def test_what_follows_an_order_is_not_mixed():
     n = len(labels["gene"])
     by_time = np.concatenate([np.arange(size) for size in np.bincount(labels["gene"])])
     shuffled = np.random.default_rng(0).permutation(n)
-    assert list(parts_of(None)) == []
-    assert [codes.tolist() for codes in parts_of(np.arange(10)[:, None])] == [[0, 0, 1, 2, 3, 4, 4, 5, 6, 7]]
+    assert list(bin_ranks(None)) == []
+    assert [codes.tolist() for codes in bin_ranks(np.arange(10)[:, None])] == [[0, 0, 1, 2, 3, 4, 4, 5, 6, 7]]
     for places, mixed_by_it in ((by_time, False), (shuffled, True)):
         numbers = np.stack([shuffled, places], axis=1)
-        assert mixed_neighbours(labels["gene"], parts_of(numbers)) is mixed_by_it
+        assert are_rows_mixed(labels["gene"], bin_ranks(numbers)) is mixed_by_it

@@ -36,7 +36,7 @@ from scbd.data import (
 )
 from scbd.data import _screens as screens
 from scbd.data._inputs import image_source
-from scbd.data._screens import BlockStore, percentiles_of, sampled_range, storable
+from scbd.data._screens import BlockStore, as_storable, estimate_intensity_range, percentiles_from_counts
 from scbd.metrics import aggregate
 
 IMAGES = "single_cell_images"
@@ -549,13 +549,13 @@ def test_columns_that_no_store_has_become_text(tmp_path, name):
 def test_tables_as_a_store_holds_them():
     kept = labelled().obs.assign(day=pd.Categorical(["b"] * 30), number=1j)
     kept["text"] = pd.Series("a", kept.index, dtype=object)
-    assert storable(kept) is kept
-    found = storable(pd.DataFrame({"dose": pd.cut([1, 30, 200], [0, 2, 10, 100, 1000])}))["dose"].cat
+    assert as_storable(kept) is kept
+    found = as_storable(pd.DataFrame({"dose": pd.cut([1, 30, 200], [0, 2, 10, 100, 1000])}))["dose"].cat
     assert found.ordered and list(found.categories) == ["(0, 2]", "(2, 10]", "(10, 100]", "(100, 1000]"]
     repeated = pd.DataFrame({"day": pd.to_datetime(["2024-05-02", "2024-05-01"])}, index=["a", "a"])
-    assert list(storable(repeated)["day"]) == ["2024-05-02 00:00:00", "2024-05-01 00:00:00"]
+    assert list(as_storable(repeated)["day"]) == ["2024-05-02 00:00:00", "2024-05-01 00:00:00"]
     with pytest.raises(ValueError, match="var has several columns named 'day'"):
-        storable(pd.DataFrame([[1, 2]], columns=["day", "day"], index=["a"]), "var")
+        as_storable(pd.DataFrame([[1, 2]], columns=["day", "day"], index=["a"]), "var")
 
 
 def test_text_on_one_plate_and_numbers_on_another(tmp_path):
@@ -578,7 +578,7 @@ def test_percentiles_of_counts_are_those_of_the_numbers(numbers, percentiles):
     values = np.array([*numbers, numbers[0][::-1]], "uint8") // np.array([[1], [2]], "uint8")
     counts = np.stack([np.bincount(channel, minlength=256) for channel in values])
     expected = np.percentile(values, percentiles, axis=1)
-    np.testing.assert_allclose(percentiles_of(counts, percentiles), expected, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(percentiles_from_counts(counts, percentiles), expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float16", "float32"])
@@ -587,13 +587,15 @@ def test_read_in_parts_it_is_the_same_range(monkeypatch, dtype):
     plates = [crops_of(rng.gamma(2, 20, (n, 3, 8, 9)).clip(0, 255).astype(dtype)) for n in (40, 7)]
     whole = np.concatenate([np.moveaxis(p.images.read(slice(None)), 1, 0).reshape(3, -1) for p in plates], axis=1)
     monkeypatch.setattr(screens, "_PART_BYTES", 5 * 3 * 8 * 9)
-    monkeypatch.setattr(screens, "_COUNTED", 150)
-    np.testing.assert_allclose(sampled_range(plates, 0), np.percentile(whole, [0.1, 99.9], axis=1).T, rtol=1e-6)
+    monkeypatch.setattr(screens, "_COUNT_BLOCK_PIXELS", 150)
+    np.testing.assert_allclose(
+        estimate_intensity_range(plates, 0), np.percentile(whole, [0.1, 99.9], axis=1).T, rtol=1e-6
+    )
 
 
 def test_large_floats_are_measured_by_some_of_their_pixels():
     images = np.random.default_rng(0).normal(size=(200, 2, 64, 64)).astype("float32")
-    low, high = sampled_range([crops_of(images)], 0).T
+    low, high = estimate_intensity_range([crops_of(images)], 0).T
     np.testing.assert_allclose([low, high], [[-3.09] * 2, [3.09] * 2], atol=0.1)  # of the normal distribution
 
 
@@ -706,7 +708,7 @@ def test_large_tables_beside_images_stay_on_the_disk(tmp_path, monkeypatch):
     order = open_screen(tmp_path / "s.zarr").obs_names.str.removeprefix("cell_").astype(int)
     anndata.io.write_elem(group["obsm"], "features", features[order])
     anndata.io.write_elem(group["obsm"], "few", features[order, :1])
-    monkeypatch.setattr(_readers, "_LARGE", 60 * 4)
+    monkeypatch.setattr(_readers, "_MAX_LOADED_BYTES", 60 * 4)
     screen = open_screen(tmp_path / "s.zarr")
     assert isinstance(screen.obsm["features"], zarr.Array) and isinstance(screen.obsm["few"], np.ndarray)
     keys: Any = {"gene_key": "gene", "control": "gene_0"}

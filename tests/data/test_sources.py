@@ -25,13 +25,13 @@ from scbd.data._sources import (
     IMAGE_DTYPES,
     ColumnSource,
     HDF5Source,
-    columns_of,
     digest_cells,
-    mapped,
-    non_finite_rows,
+    find_non_finite_rows,
+    map_in_threads,
+    memory_map_dataset,
     open_h5,
     prefetch,
-    worked_on,
+    select_columns,
 )
 
 KEY = "obsm/single_cell_images"
@@ -57,7 +57,7 @@ def test_memory_and_memory_map_read_the_same_rows_as_asked(tmp_path, dtype):
     cells = make_cells(23, dtype=dtype)
     images = cells.obsm["single_cell_images"]
     cells.write_h5ad(tmp_path / "cells.h5ad")
-    on_disk = mapped(open_h5(tmp_path / "cells.h5ad")[KEY])
+    on_disk = memory_map_dataset(open_h5(tmp_path / "cells.h5ad")[KEY])
     assert on_disk is not None and isinstance(on_disk.base, np.memmap)
     for array in (images, on_disk):
         source = ArraySource(array)
@@ -69,7 +69,7 @@ def test_memory_and_memory_map_read_the_same_rows_as_asked(tmp_path, dtype):
 
 def test_what_is_not_in_one_stretch_is_not_mapped(tmp_path):
     make_cells(50).write_h5ad(tmp_path / "c.h5ad", compression="gzip")
-    assert mapped(open_h5(tmp_path / "c.h5ad")[KEY]) is None
+    assert memory_map_dataset(open_h5(tmp_path / "c.h5ad")[KEY]) is None
 
 
 def test_a_view_is_read_without_copying_all_of_it(monkeypatch):
@@ -80,17 +80,17 @@ def test_a_view_is_read_without_copying_all_of_it(monkeypatch):
 
 
 def test_some_channels():
-    check_rows(columns_of(ArraySource(IMAGES), [1]), IMAGES[:, [1]])
+    check_rows(select_columns(ArraySource(IMAGES), [1]), IMAGES[:, [1]])
     check_rows(ColumnSource(ArraySource(IMAGES), [1, 0, 1]), IMAGES[:, [1, 0, 1]])
     source = ArraySource(IMAGES)
-    assert columns_of(source, [0, 1]) is source
+    assert select_columns(source, [0, 1]) is source
 
 
 def test_non_finite_rows_are_found_in_any_block():
     images = np.zeros((10, 2, 3, 3), dtype="float32")
     images[2, 1, 0, 0], images[9, 0, 2, 2] = np.nan, -np.inf
-    assert non_finite_rows(ArraySource(images), block=4).tolist() == [2, 9]
-    assert non_finite_rows(ArraySource(np.full((3, 1, 2, 2), 255, dtype="uint8"))).size == 0
+    assert find_non_finite_rows(ArraySource(images), block=4).tolist() == [2, 9]
+    assert find_non_finite_rows(ArraySource(np.full((3, 1, 2, 2), 255, dtype="uint8"))).size == 0
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def stored(store, *, chunks=1, shards=None, images=IMAGES, **kwargs):
 @pytest.mark.parametrize(("chunks", "shards"), [(1, None), (3, None), (1, 8), (4, 8), (23, None), (1, 64)])
 def test_rows_as_asked_from_any_layout(tmp_path, chunks, shards, compressors):
     source = ZarrSource(stored(tmp_path / "a.zarr", chunks=chunks, shards=shards, compressors=compressors))
-    assert source._undo is not None
+    assert source._decoders is not None
     check_rows(source)
 
 
@@ -196,7 +196,7 @@ def test_rows_as_asked_from_any_layout(tmp_path, chunks, shards, compressors):
 )
 def test_what_is_not_read_by_bytes_is_read_by_zarr(how):
     source = ZarrSource(stored(MemoryStore(), **how))
-    assert source._undo is None
+    assert source._decoders is None
     check_rows(source)
 
 
@@ -232,7 +232,7 @@ def with_checksum(data: bytes) -> bytes:
 
 
 def test_far_more_files_than_are_kept_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources._Files, "_MOST", 2)
+    monkeypatch.setattr(sources._ByteRangeReader, "_MOST", 2)
     source = ZarrSource(stored(tmp_path / "a.zarr", shards=2))
     for _ in range(2):
         np.testing.assert_array_equal(source.read(np.arange(23)[::-1]), IMAGES[::-1])
@@ -290,13 +290,13 @@ def test_targets_are_filled_however_little_a_call_reads(sizes, start, most):
         (Path(folder) / "file").write_bytes(data)
         patch.setattr(os, "preadv", lambda file, targets, offset: preadv(file, [targets[0][:most]], offset))
         targets = [bytearray(size) for size in sizes]
-        sources._Files(Path(folder)).read_into("file", start, [memoryview(target) for target in targets])
+        sources._ByteRangeReader(Path(folder)).read_into("file", start, [memoryview(target) for target in targets])
         assert b"".join(targets) == data[start : start + sum(sizes)]
 
 
 def test_bytes_that_are_not_there(tmp_path):
     (tmp_path / "file").write_bytes(bytes(range(256)))
-    files = sources._Files(tmp_path)
+    files = sources._ByteRangeReader(tmp_path)
     assert files.read("file", -6, 6) == bytes(range(250, 256)) and files.size("file") == 256
     for call in (
         lambda: files.read("file", 250, 10),
@@ -341,7 +341,7 @@ def turned(cells):
 
 @pytest.mark.parametrize("change", [corrected, relabelled, reshaped, wider, renamed, turned])
 def test_other_cells_have_another_digest(cells, monkeypatch, change):
-    monkeypatch.setattr(sources, "_HASHED", 10)
+    monkeypatch.setattr(sources, "_HASH_BLOCK_ROWS", 10)
     before, again = digest(cells), cells.copy()
     again.obs["gene"] = again.obs["gene"].cat.reorder_categories(again.obs["gene"].cat.categories[::-1])
     assert digest(again) == before
@@ -359,7 +359,7 @@ def test_a_part_costs_what_it_holds_whatever_categories_there_are(cells, monkeyp
         return original(values, **how)
 
     monkeypatch.setattr(pd.Categorical, "_hash_pandas_object", counted)
-    monkeypatch.setattr(sources, "_HASHED", 10)
+    monkeypatch.setattr(sources, "_HASH_BLOCK_ROWS", 10)
     cells.obs["name"] = pd.Categorical(cells.obs_names)
     digest_cells(None, cells.obs[["name"]])
     assert max(hashed) == 10
@@ -415,10 +415,10 @@ def test_results_come_in_order_whoever_is_first():
         return item, threading.current_thread().name.split("_")[0], torch.get_num_threads()
 
     threads = torch.get_num_threads()
-    assert list(worked_on(slow_at_first, range(9))) == [(item, "scbd-worker", 1) for item in range(9)]
+    assert list(map_in_threads(slow_at_first, range(9))) == [(item, "scbd-worker", 1) for item in range(9)]
     assert torch.get_num_threads() == threads
     met = threading.Barrier(2, timeout=10)  # they work beside each other
-    assert sorted(worked_on(lambda _: met.wait(), range(2))) == [0, 1]
+    assert sorted(map_in_threads(lambda _: met.wait(), range(2))) == [0, 1]
 
 
 @pytest.mark.parametrize("how", ["error", "leaving early"])
@@ -431,7 +431,7 @@ def test_what_ends_early_begins_nothing_more(how):
             raise OSError("the disk is full")
         time.sleep(0.01)
 
-    results = worked_on(work, range(1000))
+    results = map_in_threads(work, range(1000))
     if how == "error":
         with pytest.raises(OSError, match="the disk is full"):
             list(results)

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scbd.data import Split, hold_out_environments, hold_out_perturbations, stratified_split
-from scbd.data._splits import matched_rows, split_by_column
+from scbd.data._splits import draw_matched_training_rows, split_by_column
 
 
 @given(
@@ -81,7 +81,7 @@ def test_each_validation_cell_is_matched_by_another_training_cell_of_its_label(c
     labels, is_train = (np.array(column) for column in zip(*cells, strict=True))
     assume(is_train.any())
     split = Split(train=is_train, validation=~is_train)
-    rows = matched_rows(split, labels, seed)
+    rows = draw_matched_training_rows(split, labels, seed)
     assert len(set(rows)) == len(rows)
     assert set(rows) <= set(split.train)
     # in the order of validation cells, as long as a label has training cells

@@ -170,7 +170,7 @@ def test_downloads_are_checked(tmp_path, monkeypatch):
         asked[name] = checksum
         return tmp_path / name
 
-    monkeypatch.setattr("scbd.datasets._digits.fetch", fetch)
+    monkeypatch.setattr("scbd.datasets._digits.download_cached", fetch)
     for part in ("train", "t10k"):
         write_idx(tmp_path / f"{part}-images-idx3-ubyte.gz", np.zeros((5, 28, 28), dtype="uint8"))
         write_idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", np.arange(5, dtype="uint8"))

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pooch
 import pytest
 
-from scbd.datasets._download import fetch
+from scbd.datasets._download import download_cached
 
 WHOLE = b"the whole file" * 100
 CHECKSUM = "sha256:" + hashlib.sha256(WHOLE).hexdigest()
@@ -44,7 +44,7 @@ def served(tmp_path, monkeypatch):
 
 
 def get(url):
-    return fetch(url, checksum=CHECKSUM, folder="test", licence="CC0 1.0")
+    return download_cached(url, checksum=CHECKSUM, folder="test", licence="CC0 1.0")
 
 
 def test_a_file_is_fetched_once_and_its_licence_said(served, caplog):

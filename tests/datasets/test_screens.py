@@ -91,7 +91,7 @@ def test_guides_are_known_or_it_is_said_what_to_do(screen, tmp_path):
 
 @pytest.mark.parametrize("genes", [None, ["AAAS"]])
 def test_what_no_memory_holds_is_refused(screen, monkeypatch, genes):
-    monkeypatch.setattr("scbd.datasets._screens._memory", lambda: 10 * crop(0).nbytes)
+    monkeypatch.setattr("scbd.datasets._screens._total_memory", lambda: 10 * crop(0).nbytes)
     n = 40 if genes is None else 20
     with pytest.raises(ValueError, match=f"{n} crops of .*, this machine has .*: take fewer with n_cells, or write"):
         funk22(screen, genes=genes)

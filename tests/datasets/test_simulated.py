@@ -14,16 +14,16 @@ from scbd.baselines import pixel_pca, standardize_by_environment
 from scbd.datasets import HARD_SCREEN, simulated_screen
 from scbd.datasets._simulated import (
     CHANNELS,
-    LAYOUT,
     PHENOTYPES,
-    SHAPES,
+    PLATE_SHAPES,
+    POSITION_EFFECTS,
     add_layout,
-    draw,
-    looks,
-    neighbours_of,
+    draw_ideal_images,
+    draw_neighbours,
+    draw_well_properties,
+    phenotype_strengths,
     photograph,
-    places,
-    strengths,
+    place_wells,
     well_name,
 )
 from scbd.metrics import aggregate, relationship_average_precision
@@ -200,7 +200,7 @@ def test_neighbours_are_light_at_the_edge_of_the_same_cells(tmp_path):
 def test_neighbours_are_of_the_same_well_and_as_many_as_asked_for(mean, n_wells, seed):
     rng = np.random.default_rng(seed)
     well = rng.choice(2 * np.arange(n_wells), size=600)  # some have no cell
-    around = neighbours_of(rng, well, np.full(600, mean))
+    around = draw_neighbours(rng, well, np.full(600, mean))
     cell, _ = np.nonzero(around >= 0)
     assert (well[around[around >= 0]] == well[cell]).all()
     assert (around >= 0).sum(1).mean() == pytest.approx(mean, abs=0.3)
@@ -283,7 +283,7 @@ PLAIN |= {"background": 0.02, "gamma": 1.0, "saturation": 0.0}
 
 def photographed(**changed: float) -> tuple[np.ndarray, np.ndarray]:
     """The same cells, ideal and in a well that differs in this, both of one channel and flat."""
-    ideal = draw(np.random.default_rng(0), np.ones((64, len(PHENOTYPES))), 32)
+    ideal = draw_ideal_images(np.random.default_rng(0), np.ones((64, len(PHENOTYPES))), 32)
     wells = pd.DataFrame([PLAIN | {"blur": 1e-6} | changed] * 64)
     return ideal[:, 1].ravel(), photograph(np.random.default_rng(1), ideal.copy(), wells, 32)[:, 1].ravel() / 120
 
@@ -293,7 +293,9 @@ def test_a_nucleus_that_is_elongated_is_as_large_as_before():
     plain = np.ones((64, len(PHENOTYPES)))
     stretched = plain.copy()
     stretched[:, list(PHENOTYPES).index("nucleus_elongation")] = 1.6
-    bright, as_bright = (draw(np.random.default_rng(0), cells, 64)[:, 2].mean() for cells in (plain, stretched))
+    bright, as_bright = (
+        draw_ideal_images(np.random.default_rng(0), cells, 64)[:, 2].mean() for cells in (plain, stretched)
+    )
     assert as_bright == pytest.approx(bright, rel=0.05)
 
 
@@ -318,11 +320,11 @@ def test_names_of_wells(row, column, name):
     assert well_name(row, column) == name
 
 
-@pytest.mark.parametrize("n_wells", SHAPES)
+@pytest.mark.parametrize("n_wells", PLATE_SHAPES)
 def test_layout_is_standardised_where_it_varies(n_wells):
-    shape = SHAPES[n_wells]
+    shape = PLATE_SHAPES[n_wells]
     row, column = (axis.ravel() for axis in np.indices(shape))
-    layout = add_layout(pd.DataFrame({"row": row, "column": column}), shape)[list(LAYOUT)]
+    layout = add_layout(pd.DataFrame({"row": row, "column": column}), shape)[list(POSITION_EFFECTS)]
     np.testing.assert_allclose(layout.mean(), 0, atol=1e-12)
     # all wells of a plate of six lie at its edge
     np.testing.assert_allclose(layout.var(ddof=0), [1, 1, n_wells > 6], rtol=0.3)
@@ -338,17 +340,17 @@ GAINS = [f"gain_{channel}" for channel in CHANNELS]
 
 def looks_of(n_wells: int, **effects: float) -> Any:
     rng = np.random.default_rng(0)
-    where = places(n_wells, 96)
-    return where, looks(rng, rng.spawn(1)[0], where, 96, NOTHING | effects)
+    where = place_wells(n_wells, 96)
+    return where, draw_well_properties(rng, rng.spawn(1)[0], where, 96, NOTHING | effects)
 
 
 def test_wells_without_a_layout_are_as_they_were():
-    assert list(places(8, None).index) == [f"P1_W{i}" for i in range(1, 7)] + ["P2_W1", "P2_W2"]
-    assert list(places(8, None)) == ["plate"]
+    assert list(place_wells(8, None).index) == [f"P1_W{i}" for i in range(1, 7)] + ["P2_W1", "P2_W2"]
+    assert list(place_wells(8, None)) == ["plate"]
 
 
 def test_plates_are_filled_row_by_row():
-    where = places(100, 96)
+    where = place_wells(100, 96)
     assert where.index.is_unique and where["plate"].value_counts().to_dict() == {"P1": 96, "P2": 4}
     assert where.loc["P1_B12"].to_dict() == {"plate": "P1", "row": 2, "column": 12, "position": "B12"}
     assert list(where.index[[0, 95, 96, 99]]) == ["P1_A01", "P1_H12", "P2_A01", "P2_A04"]
@@ -396,12 +398,12 @@ def test_sizes_of_effects(effect, columns, sd):
 def test_how_strongly_effects_show_is_told_by_how_wells_look():
     rng = np.random.default_rng(0)
     _, wells = looks_of(288, well_effect=1.0)
-    log = np.log(strengths(rng, wells, 0.4))
+    log = np.log(phenotype_strengths(rng, wells, 0.4))
     np.testing.assert_allclose(log.mean(), 0, atol=1e-12)
     np.testing.assert_allclose(log.std(ddof=0), 0.4)
     design = np.column_stack([np.ones(len(wells)), wells])
     fit, *_ = np.linalg.lstsq(design, log, rcond=None)
     np.testing.assert_allclose(design @ fit, log, atol=1e-8)
-    assert (strengths(rng, wells, 0.0) == 1).all(axis=None)
+    assert (phenotype_strengths(rng, wells, 0.0) == 1).all(axis=None)
     # wells of one look show all alike
-    assert (strengths(rng, looks_of(288)[1], 0.4) == 1).all(axis=None)
+    assert (phenotype_strengths(rng, looks_of(288)[1], 0.4) == 1).all(axis=None)

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from reference import retrieval as naive
 
 from scbd.metrics import _average_precision as ap
-from scbd.metrics._average_precision import Null, average_precision, chance, score_queries, unit_rows
+from scbd.metrics._average_precision import (
+    NullDistribution,
+    average_precision,
+    expected_average_precision,
+    scale_to_unit_length,
+    score_queries,
+)
 
 # few values, so that many are equal
 few = st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=6)
@@ -23,37 +29,39 @@ def test_equal_similarities_come_in_any_order(items):
     negatives = np.array([value for value, positive in items if not positive], dtype=float)
     expected = pytest.approx(naive.over_all_orders(similarity, relevant))
     assert average_precision(positives, negatives) == expected
-    with mock.patch.object(ap, "_FEW", 0):
+    with mock.patch.object(ap, "_MAX_POSITIVES_WITHOUT_SORTING", 0):
         assert average_precision(positives, negatives) == expected
 
 
 @given(st.integers(1, 4), st.integers(1, 4))
 def test_chance_is_the_mean_of_all_orders(n_positives, n_negatives):
     relevant = [True] * n_positives + [False] * n_negatives
-    assert chance(n_positives, n_negatives) == pytest.approx(naive.over_all_orders([0.0] * len(relevant), relevant))
+    assert expected_average_precision(n_positives, n_negatives) == pytest.approx(
+        naive.over_all_orders([0.0] * len(relevant), relevant)
+    )
 
 
 def test_null_scores_are_those_of_random_orders():
     """All 15 orders of two among six, as often as another."""
     orders = [naive.average_precision([i in found for i in range(6)]) for found in itertools.combinations(range(6), 2)]
     values, counts = np.unique(np.round(orders, 9), return_counts=True)
-    drawn, found = np.unique(np.round(Null(60_000, 0)._scores(2, 4), 9), return_counts=True)
+    drawn, found = np.unique(np.round(NullDistribution(60_000, 0)._scores(2, 4), 9), return_counts=True)
     np.testing.assert_array_equal(drawn, values)
     sd = np.sqrt(60_000 * counts / 15 * (1 - counts / 15))
     assert (np.abs(found - 60_000 * counts / 15) < 4 * sd).all()
 
 
 def test_null_scores_do_not_depend_on_what_is_drawn_beside_them(monkeypatch):
-    null = Null(1000, 3)
+    null = NullDistribution(1000, 3)
     null._scores(1, 9)
-    np.testing.assert_array_equal(null._scores(4, 50), Null(1000, 3)._scores(4, 50))
-    assert null._scores(4, 50).mean() == pytest.approx(chance(4, 50), abs=0.02)
-    monkeypatch.setattr(ap, "_BLOCK", 500)  # in pieces
-    assert len(Null(1000, 3)._scores(4, 50)) == 1000
+    np.testing.assert_array_equal(null._scores(4, 50), NullDistribution(1000, 3)._scores(4, 50))
+    assert null._scores(4, 50).mean() == pytest.approx(expected_average_precision(4, 50), abs=0.02)
+    monkeypatch.setattr(ap, "_MAX_NUMBERS_IN_MEMORY", 500)  # in pieces
+    assert len(NullDistribution(1000, 3)._scores(4, 50)) == 1000
 
 
 def test_p_values():
-    null = Null(999, 0)
+    null = NullDistribution(999, 0)
     assert null.p_value(1.0, [5], [200]) == pytest.approx(0.001)
     assert null.p_value(0.0, [5], [200]) == 1
     # the first of ten by chance: one time in ten, however often it is asked for
@@ -66,7 +74,7 @@ def test_p_values():
 def test_p_values_are_uniform_where_there_is_nothing_to_find():
     rng = np.random.default_rng(0)
     scores = [average_precision(rng.random(3), rng.random(40)) for _ in range(800)]
-    null = Null(5000, 0)
+    null = NullDistribution(5000, 0)
     p = np.array([null.p_value(score, [3], [40]) for score in scores])
     for level in (0.05, 0.2, 0.5):
         assert abs((p <= level).mean() - level) < 4 * np.sqrt(level * (1 - level) / 800)
@@ -74,7 +82,7 @@ def test_p_values_are_uniform_where_there_is_nothing_to_find():
 
 def test_blocks_change_nothing(monkeypatch):
     rng = np.random.default_rng(0)
-    unit, label = unit_rows(rng.normal(size=(40, 5))), rng.integers(8, size=40)
+    unit, label = scale_to_unit_length(rng.normal(size=(40, 5))), rng.integers(8, size=40)
     rows = np.arange(40)
 
     def score():
@@ -87,12 +95,12 @@ def test_blocks_change_nothing(monkeypatch):
         )
 
     whole = score()
-    monkeypatch.setattr(ap, "_BLOCK", 130)
+    monkeypatch.setattr(ap, "_MAX_NUMBERS_IN_MEMORY", 130)
     for one, other in zip(whole, score(), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 def test_unit_rows():
-    unit = unit_rows(np.array([[3, 4], [0, 0]], dtype=np.float16))
+    unit = scale_to_unit_length(np.array([[3, 4], [0, 0]], dtype=np.float16))
     np.testing.assert_allclose(unit, [[0.6, 0.8], [0.0, 0.0]])
     assert unit.dtype == np.float64

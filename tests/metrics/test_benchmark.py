@@ -24,14 +24,14 @@ from scbd.metrics import (
 )
 from scbd.metrics._benchmark import (
     METRICS,
-    Scored,
-    measure_name,
-    metric_of,
+    EstimatedScore,
+    find_metric,
     probe_scores,
     replicate_scores,
     retrieval_scores,
+    score_title,
 )
-from scbd.metrics._relationships import Relations, relationship_chance
+from scbd.metrics._relationships import Relations, expected_relationship_scores
 from scbd.metrics._retrieval import Retrieval
 
 
@@ -73,7 +73,7 @@ def test_every_metric_of_every_embedding_in_a_tidy_frame():
     assert table.loc["relationship_average_precision", "good"] == pytest.approx(expected)
     probe = batch_probe(adata, "bad", "well")
     assert (table.loc["e_probe_f1", "bad"], chance.loc["e_probe_f1", "bad"]) == (probe["f1"], probe["chance_f1"])
-    by_chance = relationship_chance(Relations(profiles, net))["average_precision"]
+    by_chance = expected_relationship_scores(Relations(profiles, net))["average_precision"]
     assert chance.loc["relationship_average_precision", "good"] == by_chance
 
 
@@ -160,13 +160,15 @@ def test_what_is_not_there_is_named():
     ],
 )
 def test_scores_have_words_and_a_direction(score, words, side, better):
-    assert measure_name(score) == words
-    assert (metric_of(score).side, metric_of(score).better) == (side, better)
+    assert score_title(score) == words
+    assert (find_metric(score).side, find_metric(score).better) == (side, better)
 
 
 def test_a_new_score_is_a_row_of_the_table(monkeypatch):
     adata, _ = screen()
-    of_norm = METRICS["effective_rank"]._replace(function=lambda cells: {"x": Scored(float(np.linalg.norm(cells.x)))})
+    of_norm = METRICS["effective_rank"]._replace(
+        function=lambda cells: {"x": EstimatedScore(float(np.linalg.norm(cells.x)))}
+    )
     monkeypatch.setitem(METRICS, "norm", of_norm._replace(better="lower", side="batch", title={"x": "how long"}))
     frame = benchmark(adata, ["good"], e_key="well", kinds=[], n_neighbors=30)
     row = frame.set_index("metric").loc["norm_x"]
@@ -401,7 +403,7 @@ def test_a_table_that_cannot_be_shown():
             styled(frame, digits=digits)
 
 
-def means(values: np.ndarray, seed: int = 0, units: np.ndarray | None = None) -> Scored:
+def means(values: np.ndarray, seed: int = 0, units: np.ndarray | None = None) -> EstimatedScore:
     """Average precision of as many perturbations."""
     table = pd.DataFrame({"average_precision": values, "chance": 0.1, "q_value": 1.0})
     return retrieval_scores(Retrieval(table, units=units), 200, seed)["map"]
@@ -443,14 +445,14 @@ def test_a_difference_is_called_where_its_interval_leaves_zero_out(n_units):
     """Few complexes widened the interval, and not the p value: 10.8 % were below 0.05 where nothing differed."""
     rng = np.random.default_rng(0)
     for shift in rng.uniform(-4, 4, 60):
-        score = Scored(shift, draws=shift + rng.normal(size=999), n_units=n_units)
+        score = EstimatedScore(shift, draws=shift + rng.normal(size=999), n_units=n_units)
         p = score.p_value()
         for level in (0.5, 0.8, 0.95):
             low, high = score.interval(level)
             if abs(p - (1 - level)) > 0.02:  # the ends lie between two draws
                 assert p > 1 - level or not low <= 0 <= high
                 assert p < 1 - level or low <= 0 <= high or n_units < 12  # no draw is beyond the last one
-    many = Scored(0.0, draws=rng.normal(size=999) + 1.5, n_units=1e9)
+    many = EstimatedScore(0.0, draws=rng.normal(size=999) + 1.5, n_units=1e9)
     assert many.p_value() == pytest.approx(2 * (1 + (many.draws <= 0).sum()) / 1000, rel=1e-3)
 
 
@@ -483,12 +485,12 @@ def test_a_probe_that_is_always_right_or_wrong_is_not_sure_of_it(n_wells, right)
     low, high = found.interval(0.95)
     expected = scipy.stats.binomtest(n_tested * right, n_tested).proportion_ci(0.95, method="exact")
     assert (low, high) == pytest.approx((expected.low, expected.high))
-    for other in (scores["f1"], found.minus(found), Scored(0.5, 0.5, np.full(9, 0.5), 4, True, True)):
+    for other in (scores["f1"], found.minus(found), EstimatedScore(0.5, 0.5, np.full(9, 0.5), 4, True, True)):
         assert np.isnan(other.interval(0.95)).all()
 
 
 def test_without_draws_or_with_one_unit_nothing_is_known():
-    for score in (Scored(0.5), means(np.array([0.5]))):
+    for score in (EstimatedScore(0.5), means(np.array([0.5]))):
         assert np.isnan([*score.interval(0.95), score.minus(score).p_value()]).all()
     same = means(np.full(4, 0.5))
     assert same.minus(same).p_value() == 1 and same.minus(means(np.full(4, 0.4))).p_value() == 0

@@ -61,7 +61,7 @@ def test_lisi_equals_the_form_for_one_cell(monkeypatch):
         for of_all in (labels.ravel(), others)
     ]
     for size in (1 << 13, 7):  # as many cells at a time
-        monkeypatch.setattr(module, "_BLOCK", size)
+        monkeypatch.setattr(module, "_ROWS_PER_BLOCK_OF_NEIGHBOURS", size)
         found = lisi(distances, neighbors, [labels.ravel(), others], 15)
         np.testing.assert_allclose(found, expected, rtol=1e-3)
 
@@ -159,7 +159,7 @@ def test_neighbours_are_the_nearest_others():
 def test_approximate_neighbours_are_nearly_the_nearest(monkeypatch):
     x = np.random.default_rng(0).normal(size=(900, 4)).astype(np.float32)
     exact = nearest_neighbors(x, 10)[1]
-    monkeypatch.setattr(module, "_EXACT_CELLS", 100)
+    monkeypatch.setattr(module, "_MAX_CELLS_EXACT_NEIGHBOURS", 100)
     distances, indices = nearest_neighbors(x, 10)
     assert indices.shape == distances.shape == (900, 10)
     recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact, indices, strict=True)])
@@ -187,7 +187,7 @@ def test_what_is_made_of_approximate_neighbours(monkeypatch):
     x[:15] = x[0]  # so many at one place that some are not among their own neighbours
     exact_distances, exact = nearest_neighbors(x, 10)
     monkeypatch.setattr(pynndescent, "NNDescent", Approximate)
-    monkeypatch.setattr(module, "_EXACT_CELLS", 100)
+    monkeypatch.setattr(module, "_MAX_CELLS_EXACT_NEIGHBOURS", 100)
     distances, indices = nearest_neighbors(x, 10)
     assert indices.shape == distances.shape == (900, 10)
     assert not (indices == np.arange(900)[:, None]).any()

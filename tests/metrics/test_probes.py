@@ -22,11 +22,11 @@ from scbd.metrics import batch_probe, benchmark, label_probe, predict_labels
 from scbd.metrics._probes import (
     READERS,
     Logistic,
+    choose_probe_groups,
     fit_logistic,
-    groups_of_design,
     macro_f1,
     principal_axes,
-    probe_groups,
+    resolve_probe_groups,
     split_groups,
 )
 
@@ -235,7 +235,7 @@ def arrayed(n_wells: int = 60, n_genes: int = 20, n_cells: int = 40, seed: int =
 
 
 def scores(adata: AnnData, key: str, group_key: str | None = "auto") -> dict[str, float]:
-    groups = probe_groups(adata, "gene", "well", None, group_key)
+    groups = resolve_probe_groups(adata, "gene", "well", None, group_key)
     return label_probe(adata.obsm[key], adata.obs["gene"], groups=groups)
 
 
@@ -268,25 +268,25 @@ def pooled(n: int = 400) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def test_guides_are_held_out_in_a_pooled_screen():
     gene, e, guide = pooled()
-    groups, wrong = groups_of_design(gene, e, guide)
+    groups, wrong = choose_probe_groups(gene, e, guide)
     assert wrong is None
     np.testing.assert_array_equal(groups, guide)
-    assert groups_of_design(gene, e, None) == (None, None)
-    assert groups_of_design(gene, e, gene) == (None, None)  # one guide a gene
-    assert groups_of_design(gene, None, None) == (None, None)
-    assert groups_of_design(gene, e, guide % 4) == (None, None)  # guides that are named alike for all genes
+    assert choose_probe_groups(gene, e, None) == (None, None)
+    assert choose_probe_groups(gene, e, gene) == (None, None)  # one guide a gene
+    assert choose_probe_groups(gene, None, None) == (None, None)
+    assert choose_probe_groups(gene, e, guide % 4) == (None, None)  # guides that are named alike for all genes
 
 
 def test_wells_and_their_guides_are_held_out_together():
     """Two guides a gene, each in two wells of its own."""
     well = np.repeat(np.arange(16), 5)
     guide, gene = well // 2, well // 4
-    groups, wrong = groups_of_design(gene, well, guide)
+    groups, wrong = choose_probe_groups(gene, well, guide)
     assert groups is not None and wrong is None
     assert len(np.unique(groups)) == 8 and len(set(zip(groups, guide, strict=True))) == 8
     # guides that share all wells of their gene cannot be held out: wells are
     mixed = np.tile(np.arange(5) % 2, 16) + 2 * gene
-    np.testing.assert_array_equal(groups_of_design(gene, well, mixed)[0], well)
+    np.testing.assert_array_equal(choose_probe_groups(gene, well, mixed)[0], well)
 
 
 def in_spread_alone(n: int = 1500, size: int = 6, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -375,7 +375,7 @@ def test_votes_of_neighbours(monkeypatch):
     expected = votes_by_hand(z, labels, new, 15)
     np.testing.assert_allclose(softmax(reader.logits(new), axis=1), expected, atol=2e-3)
     whole = reader.logits(new)
-    monkeypatch.setattr(module, "_VALUES", 130)
+    monkeypatch.setattr(module, "_MAX_VALUES_IN_MEMORY", 130)
     np.testing.assert_array_equal(reader.logits(new), whole)
 
 
@@ -443,9 +443,9 @@ def test_order_and_size_of_blocks_and_threads_change_nothing(seed, k, correlated
     order = np.random.default_rng(seed).permutation(len(x))
     same(fit_logistic(x[order], codes[order]), expected, x)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_LOGITS", 0)
-        patch.setattr(module, "_CELLS", 37)
-        patch.setattr(module, "_VALUES", 1000)
+        patch.setattr(module, "_LOGITS_PER_BLOCK", 0)
+        patch.setattr(module, "_MIN_CELLS_PER_BLOCK", 37)
+        patch.setattr(module, "_MAX_VALUES_IN_MEMORY", 1000)
         same(fit_logistic(x, codes), expected, x)
     for n_threads in (1, 2):
         with threadpool_limits(n_threads):
@@ -495,7 +495,7 @@ def test_a_cell_far_outside_does_not_overflow():
 @pytest.mark.parametrize("shape", [(200, 5), (6, 20)])
 def test_features_along_their_axes_have_that_variance_and_no_other(shape, monkeypatch):
     """Of some rows, more or fewer than features; the last feature is another's double."""
-    monkeypatch.setattr(module, "_VALUES", 35)
+    monkeypatch.setattr(module, "_MAX_VALUES_IN_MEMORY", 35)
     x = np.random.default_rng(0).normal(size=shape) * np.arange(1, shape[1] + 1) + 1e5
     x[:, -1] = 2 * x[:, 0]
     rows = np.arange(1, shape[0])

@@ -25,7 +25,7 @@ from scbd.metrics import (
     relationship_recall,
 )
 from scbd.metrics import _relationships as module
-from scbd.metrics._relationships import PERCENTILES, partners_found, relationship_chance
+from scbd.metrics._relationships import PERCENTILES, expected_relationship_scores, partner_average_precision
 
 # from cells to genes
 
@@ -77,7 +77,7 @@ def test_embeddings_on_disk_are_read_in_blocks(tmp_path, monkeypatch):
     expected = aggregate(adata, "Z", **KEYS).X
     np.save(tmp_path / "z.npy", adata.obsm["Z"])
     adata.obsm["Z"] = np.load(tmp_path / "z.npy", mmap_mode="r")
-    monkeypatch.setattr(module, "_CELLS", 37)
+    monkeypatch.setattr(module, "_CELLS_PER_BLOCK", 37)
     np.testing.assert_allclose(aggregate(adata, "Z", **KEYS).X, expected, rtol=1e-5)
 
 
@@ -300,7 +300,7 @@ def test_each_score_reads_the_net_as_said():
 
 @pytest.mark.parametrize("block", [1, 25, 1 << 24])
 def test_pairs_are_the_upper_triangle_however_they_are_made(monkeypatch, block):
-    monkeypatch.setattr(module, "_COSINES", block)
+    monkeypatch.setattr(module, "_MAX_COSINES_IN_MEMORY", block)
     relations = Relations(profiles(), SETS, universe="profiles")
     upper = np.triu_indices(10, k=1)
     cosine, known = relations.pairs()
@@ -444,9 +444,9 @@ def test_chance_is_the_mean_over_relations_of_random_pairs(ties):
         relations.__dict__["ranked"] = ordered, np.sort(rng.choice(ordered, len(known), replace=False))
         drawn.append(scores(relations))
     table = pd.DataFrame(drawn)
-    for score, expected in relationship_chance(relations).items():
+    for score, expected in expected_relationship_scores(relations).items():
         assert table[score].mean() == pytest.approx(expected, abs=4 * table[score].std() / np.sqrt(len(table)))
-    assert relationship_chance(relations)["average_precision"] > len(known) / len(ordered)
+    assert expected_relationship_scores(relations)["average_precision"] > len(known) / len(ordered)
 
 
 def test_profiles_in_random_order_score_at_chance():
@@ -454,7 +454,7 @@ def test_profiles_in_random_order_score_at_chance():
     x = np.repeat(rng.normal(size=(40, 8)), 6, axis=0) + 0.5 * rng.normal(size=(240, 8))
     table = pd.DataFrame([scores(a_map(x[rng.permutation(240)], size=6)) for _ in range(20)])
     relations = a_map(x, size=6)
-    expected = relationship_chance(relations)
+    expected = expected_relationship_scores(relations)
     for score, value in expected.items():
         assert table[score].mean() == pytest.approx(value, rel=0.1)
         assert scores(relations)[score] > 2 * value
@@ -466,17 +466,17 @@ def test_profiles_in_random_order_score_at_chance():
 
 def test_a_map_of_one_point_or_of_one_pair_scores_its_chance():
     point = a_map(np.ones((8, 3)), size=4)
-    assert relationship_chance(point) == pytest.approx(scores(point))
+    assert expected_relationship_scores(point) == pytest.approx(scores(point))
     pair = a_map(np.array([[1.0, 0.0], [0.6, 0.8]]), size=2)
-    found = relationship_chance(pair, percentiles=[0])
+    found = expected_relationship_scores(pair, percentiles=[0])
     assert np.isnan(found["area"])
     assert (found["recall"], found["average_precision"]) == (relationship_recall(pair), pytest.approx(1))
 
 
 def test_the_curve_and_the_tail_that_are_asked_for_decide_chance():
     relations = a_map(np.random.default_rng(0).normal(size=(60, 4)), size=6)
-    narrow = relationship_chance(relations, percentiles=range(90, 100), tail=0.1)
-    assert narrow["area"] == pytest.approx(relationship_chance(relations)["area"] * 0.18 / 0.38, rel=0.05)
+    narrow = expected_relationship_scores(relations, percentiles=range(90, 100), tail=0.1)
+    assert narrow["area"] == pytest.approx(expected_relationship_scores(relations)["area"] * 0.18 / 0.38, rel=0.05)
     assert narrow["recall"] == pytest.approx(0.2, rel=0.02)
 
 
@@ -570,7 +570,7 @@ def test_genes_and_complexes_are_scored_as_by_loops(seed):
     if not expected:
         return
     relations = Relations(profiles(x), net, universe="profiles")
-    found = partners_found(relations)["average_precision"]
+    found = partner_average_precision(relations)["average_precision"]
     assert found.index.to_list() == list(expected)
     np.testing.assert_allclose(found, list(expected.values()), rtol=1e-12)
     of_sets = naive.of_sets(x, genes, net)
@@ -583,13 +583,13 @@ def test_genes_and_complexes_are_scored_as_by_loops(seed):
 def test_of_a_point_each_gene_and_complex_scores_chance(universe):
     x, _, net = small(1)
     relations = Relations(profiles(np.ones_like(x)), net, universe=universe)
-    for table in (partners_found(relations), complex_table(relations, net, n_permutations=10)):
+    for table in (partner_average_precision(relations), complex_table(relations, net, n_permutations=10)):
         np.testing.assert_allclose(table["average_precision"], table["chance"], rtol=1e-12)
 
 
 def test_where_everything_is_related_there_is_nothing_to_find():
     profiles, net = map_of_complexes(n_sets=1, size=5)
-    assert partners_found(Relations(profiles, net)).empty
+    assert partner_average_precision(Relations(profiles, net)).empty
     table = complex_table(profiles, net, n_permutations=20)
     assert table[["average_precision", "chance"]].isna().all(axis=None)
 
@@ -605,7 +605,7 @@ KNOWN_OF_GENES: list[tuple[dict[str, Any], int, float]] = [
 def test_known_answers_of_genes(shared, how, n, expected):
     """Of CORUM and the profiles of Funk et al.; scikit-learn's for each gene, its mean by hand."""
     net = gene_sets(shared / "corum" / "CORUM_clusters.tsv")
-    found = partners_found(Relations(funk_profiles(shared), net, **how))["average_precision"]
+    found = partner_average_precision(Relations(funk_profiles(shared), net, **how))["average_precision"]
     assert (len(found), round(found.mean(), 5)) == (n, expected)
 
 

@@ -23,13 +23,13 @@ from scbd.metrics import _resampling as module
 from scbd.metrics._relationships import PERCENTILES
 from scbd.metrics._resampling import (
     Resampled,
-    Score,
-    blocks_of,
-    interval,
+    ScoreName,
+    bootstrap_interval,
+    bootstrap_p_value,
+    cumulative_weight,
+    divide_into_blocks,
     mean_cosine,
-    p_value,
-    percentiles_of,
-    permuted_within,
+    permute_within_groups,
     sequential_p_values,
     weight_outside,
 )
@@ -56,10 +56,10 @@ def cosines(seed: int, dtype: str) -> tuple[np.ndarray, int]:
 def test_percentiles_are_those_of_the_whole_matrix_to_the_last_bit(dtype, seed, square):
     ordered, n = cosines(seed, dtype)
     n_genes = n if square else None
-    np.testing.assert_array_equal(percentiles_of(ordered, GRID, n_genes), naive.limits(ordered, GRID, n_genes))
+    np.testing.assert_array_equal(cumulative_weight(ordered, GRID, n_genes), naive.limits(ordered, GRID, n_genes))
     once = np.arange(len(ordered) + 1.0)
     np.testing.assert_array_equal(
-        percentiles_of(ordered, GRID, n_genes, before=once), percentiles_of(ordered, GRID, n_genes)
+        cumulative_weight(ordered, GRID, n_genes, before=once), cumulative_weight(ordered, GRID, n_genes)
     )
 
 
@@ -87,10 +87,10 @@ def partners(pairs: list[tuple[int, int]], n: int) -> sparse.csr_array:
 
 def test_complexes_are_blocks_and_hubs_take_their_partners():
     sets = partners([(0, 1), (0, 2), (1, 2), (3, 4)], 6)
-    assert blocks_of(sets).tolist() == [0, 0, 0, 1, 1, 2]
+    assert divide_into_blocks(sets).tolist() == [0, 0, 0, 1, 1, 2]
     # 4 has the most partners; of 0, 1 and 2 that are left, 1 has two
     chain = partners([(4, 3), (4, 5), (4, 6), (0, 1), (1, 2), (2, 3)], 7)
-    assert blocks_of(chain).tolist() == [1, 1, 1, 0, 0, 0, 0]
+    assert divide_into_blocks(chain).tolist() == [1, 1, 1, 0, 0, 0, 0]
 
 
 def a_map(seed: int, ties: bool = False, dtype: Any = np.float64) -> Relations:
@@ -104,7 +104,7 @@ def a_map(seed: int, ties: bool = False, dtype: Any = np.float64) -> Relations:
 
 
 def resampled(relations: Relations, tail: float = 0.05) -> tuple[Resampled, np.ndarray]:
-    blocks = blocks_of(relations.known)
+    blocks = divide_into_blocks(relations.known)
     return Resampled(*relations.pairs(), blocks, tail=tail, percentiles=PERCENTILES), blocks
 
 
@@ -121,9 +121,9 @@ def test_each_block_once_gives_the_scores_themselves(seed, ties, dtype):
 def test_pairs_are_added_in_parts_as_at_once(monkeypatch):
     pairs, blocks = resampled(a_map(3), 0.1)
     drawn = np.random.default_rng(0).integers(0, 3, blocks.max() + 1).astype(float)
-    whole = [pairs.score(drawn, score, 1.2) for score in get_args(Score)]
-    monkeypatch.setattr(module, "_PART", 7)
-    assert [pairs.score(drawn, score, 1.2) for score in get_args(Score)] == pytest.approx(whole)
+    whole = [pairs.score(drawn, score, 1.2) for score in get_args(ScoreName)]
+    monkeypatch.setattr(module, "_PAIRS_PER_BLOCK", 7)
+    assert [pairs.score(drawn, score, 1.2) for score in get_args(ScoreName)] == pytest.approx(whole)
 
 
 @given(st.integers(0, 1_000))
@@ -150,17 +150,20 @@ def test_weights_are_copies_of_blocks(seed):
 
 def test_few_blocks_ask_for_more_of_the_tails():
     values = np.arange(1_001.0)
-    few, many = interval(values, 0.95, 5), interval(values, 0.95, 1e6)
+    few, many = bootstrap_interval(values, 0.95, 5), bootstrap_interval(values, 0.95, 1e6)
     assert many == pytest.approx((25, 975), abs=0.1)
     assert few[0] < 5 and few[1] > 995
-    assert interval(values, 0, 5) == pytest.approx((500, 500)) and interval(values, 1, 5) == (0, 1000)
+    assert bootstrap_interval(values, 0, 5) == pytest.approx((500, 500)) and bootstrap_interval(values, 1, 5) == (
+        0,
+        1000,
+    )
 
 
 def test_the_p_value_is_the_level_of_the_interval_that_ends_at_zero():
     values = np.arange(1_001.0) - 40
-    p = p_value(values, 12)
-    assert interval(values, 1 - p, 12)[0] == pytest.approx(0, abs=2)
-    assert p_value(values, 3) > p and p_value(values - 460, 12) == 1
+    p = bootstrap_p_value(values, 12)
+    assert bootstrap_interval(values, 1 - p, 12)[0] == pytest.approx(0, abs=2)
+    assert bootstrap_p_value(values, 3) > p and bootstrap_p_value(values - 460, 12) == 1
 
 
 def unit(n: int, seed: int) -> np.ndarray:
@@ -170,7 +173,7 @@ def unit(n: int, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("width", [7, 2_048])
 def test_p_values_of_sets_are_those_of_all_sets(monkeypatch, width):
     """Of seven genes, every set of two, three and seven is known."""
-    monkeypatch.setattr(module, "_ORDERS", width)
+    monkeypatch.setattr(module, "_MAX_ORDERS", width)
     x, n = unit(7, 0), 4_000
     given = [np.array(rows) for size in (2, 3, 7) for rows in list(combinations(range(7), size))[::4]]
     observed = np.array([mean_cosine(x[rows]) for rows in given])
@@ -190,13 +193,13 @@ def test_mean_cosine_is_that_of_all_pairs():
 def test_what_is_common_is_counted_no_longer_than_needed(monkeypatch):
     """Three sets: one that each random set reaches, one that one in four does, and one that none does."""
     rounds = []
-    real = module._count_as_alike
+    real = module._count_sets_as_similar
 
     def counted(unit, sizes, observed, n, rng):
         rounds.append((n, len(sizes)))
         return real(unit, sizes, observed, n, rng)
 
-    monkeypatch.setattr(module, "_count_as_alike", counted)
+    monkeypatch.setattr(module, "_count_sets_as_similar", counted)
     x = unit(40, 2)
     observed = np.array([-1.0, np.quantile((x @ x.T)[np.triu_indices(40, k=1)], 0.75), 2.0])
     p = sequential_p_values(x, np.array([2, 2, 2]), observed, 8, 400, np.random.default_rng(0))
@@ -209,12 +212,12 @@ def test_what_is_common_is_counted_no_longer_than_needed(monkeypatch):
 def test_permuted_labels_stay_in_their_groups(seed):
     rng = np.random.default_rng(seed)
     e, labels = rng.integers(3, size=20), rng.integers(4, size=20)
-    for permuted in permuted_within(labels, e, 5, rng):
+    for permuted in permute_within_groups(labels, e, 5, rng):
         for environment in range(3):
             of = e == environment
             assert sorted(permuted[of]) == sorted(labels[of])
 
 
 def test_all_orders_are_as_likely():
-    permuted = permuted_within(np.arange(3), np.zeros(3, dtype=int), 6_000, np.random.default_rng(0))
+    permuted = permute_within_groups(np.arange(3), np.zeros(3, dtype=int), 6_000, np.random.default_rng(0))
     assert (np.abs(np.unique(permuted, axis=0, return_counts=True)[1] - 1000) < 150).all()

@@ -14,7 +14,7 @@ from reference import retrieval as naive
 from scbd.baselines import standardize_by_environment
 from scbd.datasets import cpjump1
 from scbd.metrics import replicate_retrieval, retrieval
-from scbd.metrics._retrieval import MIN_OTHERS
+from scbd.metrics._retrieval import MIN_NEGATIVES_IN_ENVIRONMENTS
 
 # perturbations of one mechanism
 
@@ -188,7 +188,7 @@ def test_replicate_retrieval_against_perturbations_equals_loops(n, control, seed
     queries = np.flatnonzero(y != control)
     n_others = [np.sum((y != y[q]) & (y != control) & np.isin(e, e[y == y[q]])) for q in queries]
     expected = naive.against_perturbations(
-        wells.obsm["Z"], y, e, control, queries, everywhere=np.median(n_others) < MIN_OTHERS
+        wells.obsm["Z"], y, e, control, queries, everywhere=np.median(n_others) < MIN_NEGATIVES_IN_ENVIRONMENTS
     )
     scores = naive.per_label(expected, y)
     assert found.table.index.to_list() == list(scores) and not len(found.floor_table)

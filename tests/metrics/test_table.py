@@ -23,7 +23,7 @@ from scbd.metrics import (
     retrieval,
     variance_table,
 )
-from scbd.metrics._table import coded_labels, label_names, named_embeddings, stored_embedding, trained_rows
+from scbd.metrics._table import encode_label_column, get_embedding, get_label_texts, get_named_embeddings, training_mask
 
 # of the order of their names
 NUMBERS = {"DMSO": 0, "EtOH": 1, "a": 2, "b": 3, "c": 4, "d": 5}
@@ -97,8 +97,8 @@ def test_where_no_control_is_needed_none_is_none():
 
 def test_labels_are_text_and_whole_numbers_have_one_name():
     adata = AnnData(obs=pd.DataFrame({"y": [2.0, 1.5, 2.0], "both": [1, "1", "b"]}, index=list("abc")))
-    assert label_names(adata, "y").tolist() == ["2", "1.5", "2"]
-    names, codes = coded_labels(adata, "both")
+    assert get_label_texts(adata, "y").tolist() == ["2", "1.5", "2"]
+    names, codes = encode_label_column(adata, "both")
     assert sorted(names) == ["1", "b"] and names[codes].tolist() == ["1", "1", "b"]
 
 
@@ -229,11 +229,11 @@ def test_all_that_takes_arrays_was_asked_of_masks():
 def test_rows_that_were_trained_on_may_all_be_elsewhere():
     """A table of held-out rows says of each that it was not trained on; a column of other words says nothing."""
     adata = AnnData(obs=pd.DataFrame({"part": ["test", "left out"], "other": ["x", "y"]}, index=["0", "1"]))
-    assert not trained_rows(adata, "part").any()
+    assert not training_mask(adata, "part").any()
     with pytest.raises(ValueError, match=r"obs\['other'\]"):
-        trained_rows(adata, "other")
+        training_mask(adata, "other")
     with pytest.raises(ValueError, match="train_indices"):
-        trained_rows(adata, np.array([0.5]), "train_indices")
+        training_mask(adata, np.array([0.5]), "train_indices")
 
 
 def three() -> AnnData:
@@ -251,18 +251,18 @@ def three() -> AnnData:
 )
 def test_embeddings_are_named(asked, named):
     adata = three()
-    found = named_embeddings(adata, asked)
+    found = get_named_embeddings(adata, asked)
     assert [(one.representation, one.key) for one in found] == named
     assert all((one.values == adata.obsm[one.key]).all() for one in found)
 
 
 def test_embeddings_that_are_not_there():
     with pytest.raises(KeyError, match=r"'d'"):
-        named_embeddings(three(), {"one": ["a", "d"]})
+        get_named_embeddings(three(), {"one": ["a", "d"]})
     empty: tuple[Any, ...] = ([], {}, {"one": []})
     for nothing in empty:
         with pytest.raises(ValueError, match="No embedding"):
-            named_embeddings(three(), nothing)
+            get_named_embeddings(three(), nothing)
 
 
 def test_an_array_and_a_file_are_read_as_a_key_is(tmp_path):
@@ -272,7 +272,7 @@ def test_an_array_and_a_file_are_read_as_a_key_is(tmp_path):
     shuffled = stored[np.random.default_rng(0).permutation(stored.n_obs)].copy()
     shuffled.write_h5ad(tmp_path / "shuffled.h5ad")
     sources = {"ours": [tmp_path / "z.h5ad", tmp_path / "shuffled.h5ad"], "array": adata.obsm["a"]}
-    found = named_embeddings(adata, sources)
+    found = get_named_embeddings(adata, sources)
     assert [one[:2] for one in found] == [
         ("ours", str(tmp_path / "z.h5ad")),
         ("ours", str(tmp_path / "shuffled.h5ad")),
@@ -286,14 +286,14 @@ def test_files_and_arrays_of_other_cells_are_refused(tmp_path):
     adata = AnnData(obsm={key: np.random.default_rng(i).normal(size=(20, 2)) for i, key in enumerate("ab")})
     AnnData(obs=adata.obs[:-1][[]], obsm={"X_pca": adata.obsm["a"][:-1]}).write_h5ad(tmp_path / "fewer.h5ad")
     with pytest.raises(ValueError, match="lacks 1 of the 20"):
-        named_embeddings(adata, {"fewer": tmp_path / "fewer.h5ad"})
+        get_named_embeddings(adata, {"fewer": tmp_path / "fewer.h5ad"})
     AnnData(obs=adata.obs[[]], obsm={"one": adata.obsm["a"], "two": adata.obsm["b"]}).write_h5ad(tmp_path / "two.h5ad")
     with pytest.raises(ValueError, match="holds one, two"):
-        named_embeddings(adata, {"two": tmp_path / "two.h5ad"})
+        get_named_embeddings(adata, {"two": tmp_path / "two.h5ad"})
     with pytest.raises(FileNotFoundError, match="none.h5ad"):
-        named_embeddings(adata, {"none": tmp_path / "none.h5ad"})
+        get_named_embeddings(adata, {"none": tmp_path / "none.h5ad"})
     with pytest.raises(ValueError, match="one row for each of the 20"):
-        named_embeddings(adata, {"short": adata.obsm["a"][:-1]})
+        get_named_embeddings(adata, {"short": adata.obsm["a"][:-1]})
 
 
 @pytest.mark.filterwarnings("ignore:Observation names are not unique")
@@ -304,20 +304,20 @@ def test_cells_of_one_name_are_told_by_their_order_alone(tmp_path, repeat):
     if repeat == "in both":
         stored = other
     stored.write_h5ad(tmp_path / "z.h5ad")
-    (found,) = named_embeddings(stored, {"z": tmp_path / "z.h5ad"})
+    (found,) = get_named_embeddings(stored, {"z": tmp_path / "z.h5ad"})
     np.testing.assert_array_equal(found.values, stored.obsm["X_pca"])
     with pytest.raises(ValueError, match="obs_names repeat"):
-        named_embeddings(other[::-1].copy(), {"z": tmp_path / "z.h5ad"})
+        get_named_embeddings(other[::-1].copy(), {"z": tmp_path / "z.h5ad"})
 
 
 def test_features_may_lie_in_x_and_in_layers():
     wells = make_wells()
     wells.layers["scaled"] = wells.obsm["own"] = wells.X * 2
     wells.layers["own"] = wells.X * 3
-    np.testing.assert_array_equal(stored_embedding(wells, "X"), wells.X)
-    np.testing.assert_array_equal(stored_embedding(wells, "scaled"), wells.X * 2)
-    np.testing.assert_array_equal(stored_embedding(wells, "own"), wells.X * 2)  # obsm comes first
-    assert [found.key for found in named_embeddings(wells, ["X", "scaled"])] == ["X", "scaled"]
+    np.testing.assert_array_equal(get_embedding(wells, "X"), wells.X)
+    np.testing.assert_array_equal(get_embedding(wells, "scaled"), wells.X * 2)
+    np.testing.assert_array_equal(get_embedding(wells, "own"), wells.X * 2)  # obsm comes first
+    assert [found.key for found in get_named_embeddings(wells, ["X", "scaled"])] == ["X", "scaled"]
     del wells.X
     with pytest.raises(KeyError, match="obsm has no 'X'"):
-        stored_embedding(wells, "X")
+        get_embedding(wells, "X")

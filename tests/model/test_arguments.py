@@ -14,7 +14,7 @@ from small_models import QUICK, make_model
 from scbd import SCBDModel
 from scbd.baselines import ERMModel, FishModel, VAEModel
 from scbd.model import ImageModel
-from scbd.model._arguments import INSTEAD, Absent, constructor_names, keyword_names
+from scbd.model._arguments import REPLACEMENTS, UnavailableAttribute, constructor_names, keyword_names
 from scbd.model._train import TRAINER_ARGUMENTS
 
 MODELS: list[Any] = [SCBDModel, ERMModel, VAEModel]
@@ -23,7 +23,9 @@ MODELS: list[Any] = [SCBDModel, ERMModel, VAEModel]
 def public_methods(cls: type) -> list[str]:
     """Methods of a model that scbd defines."""
     owners = [base for base in cls.__mro__ if base.__module__.startswith("scbd")]
-    found = {name for owner in owners for name, value in vars(owner).items() if not isinstance(value, Absent)}
+    found = {
+        name for owner in owners for name, value in vars(owner).items() if not isinstance(value, UnavailableAttribute)
+    }
     return sorted(n for n in found if not n.startswith("_") and inspect.isroutine(inspect.getattr_static(cls, n)))
 
 
@@ -95,14 +97,14 @@ def test_constructor_with_unknown_argument_names_the_model(cls):
         cls(cells, n_hidden=128)
 
 
-@pytest.mark.parametrize("method", [name for name in INSTEAD if name.islower() and hasattr(SCBDModel, name)])
+@pytest.mark.parametrize("method", [name for name in REPLACEMENTS if name.islower() and hasattr(SCBDModel, name)])
 def test_equivalents_are_of_arguments_that_do_not_exist_and_name_some_that_do(method):
     known = set(inspect.signature(getattr(SCBDModel, method)).parameters)
     if method.startswith("train"):
         known |= {*keyword_names(SCBDModel.train), *TRAINER_ARGUMENTS}
-    assert not known & set(INSTEAD[method])
+    assert not known & set(REPLACEMENTS[method])
     known |= set(constructor_names(SCBDModel.traits.plan))
-    for remedy in INSTEAD[method].values():
+    for remedy in REPLACEMENTS[method].values():
         if named := re.match(r"use (\w+)", remedy):
             assert named[1] in known or hasattr(SCBDModel, named[1]), remedy
 
@@ -141,7 +143,7 @@ def test_warnings_point_at_the_line_that_called():
 # ---- attributes of scvi-tools' models
 
 
-ABSENT = [n for n, value in vars(ImageModel).items() if isinstance(value, Absent) and n != "init_params_"]
+ABSENT = [n for n, value in vars(ImageModel).items() if isinstance(value, UnavailableAttribute) and n != "init_params_"]
 
 
 @pytest.mark.parametrize("name", ABSENT)

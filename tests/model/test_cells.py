@@ -16,21 +16,21 @@ from small_models import QUICK, make_model
 from scbd import SCBDModel
 from scbd.data import ArraySource, write_screen
 from scbd.data._sources import FEATURES, IMAGES
-from scbd.model._cells import codes_of_few, draw_sample
+from scbd.model._cells import draw_training_sample, label_column_codes
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
 
 @pytest.mark.parametrize("of_features", [True, False])
 def test_training_cells_are_drawn_with_what_is_known_of_each(monkeypatch, of_features):
-    monkeypatch.setattr("scbd.model._cells._ROWS", 20)
-    monkeypatch.setattr("scbd.model._cells._IMAGES", 20)
-    monkeypatch.setattr("scbd.model._cells._BLOCK", 7)
+    monkeypatch.setattr("scbd.model._cells._MAX_SAMPLED_ROWS", 20)
+    monkeypatch.setattr("scbd.model._cells._MAX_SAMPLED_IMAGES", 20)
+    monkeypatch.setattr("scbd.model._cells._CELLS_READ_AT_ONCE", 7)
     cell = np.arange(90)
     values = cell.astype(np.float32)[:, None] if of_features else cell.astype(np.uint8)[:, None, None, None]
     rows, controls = cell[cell % 3 > 0], cell % 10 == 1
     source = ArraySource(values, kind=FEATURES if of_features else IMAGES)
-    sample = draw_sample(source, rows, cell + 100, cell + 200, controls, cell + 300, seed=1)
+    sample = draw_training_sample(source, rows, cell + 100, cell + 200, controls, cell + 300, seed=1)
     drawn = torch.cat(list(sample.batches())).flatten().numpy().astype(int)
     assert len(list(sample.batches())) > 1  # read as often as it is asked for
     assert set(drawn) <= set(rows) and len(set(drawn)) == len(drawn)
@@ -58,7 +58,7 @@ def test_labels_are_columns_of_few_values():
         }
     )
     obs = pd.concat([obs, obs[["row"]]], axis=1)  # a name that is there twice
-    found = list(codes_of_few(obs))
+    found = list(label_column_codes(obs))
     assert [len(np.unique(codes)) for codes in found] == [3, 2, 4, 2, 4]
     assert all(codes.min() >= 0 for codes in found)
     np.testing.assert_array_equal(found[1] == 0, obs["plate"].isna())

@@ -20,7 +20,7 @@ from scbd import SCBDModel
 from scbd.model import AutoAlpha, EmbeddingModule, ImageModel, Losses
 from scbd.model._contract import Objective
 from scbd.nn import Encoder, FeatureScaling, Preprocess
-from scbd.nn._contrastive import share_learned
+from scbd.nn._contrastive import normalised_supervised_information
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
@@ -50,7 +50,7 @@ class RidgeModel(ImageModel):
     def __init__(self, adata: Any = None, encoder: str = "small", registry: dict[str, Any] | None = None) -> None:
         super().__init__(adata, registry)
         self.init_params_ = self._get_init_params(locals())
-        self.module = RidgeModule(self._preprocess(), encoder)
+        self.module = RidgeModule(self._make_preprocess(), encoder)
 
 
 def test_a_new_system_is_trained_saved_and_embedded_from(tmp_path):
@@ -91,7 +91,7 @@ class Partial(RidgeModel):
             self.init_params_ = self._get_init_params(locals())
         if self.forgets != "module":
             module = type("PartialModule", (RidgeModule,), {"forward": type(self).forward})
-            self.module = module(self._preprocess(), encoder)
+            self.module = module(self._make_preprocess(), encoder)
 
 
 def make_partial(**attributes: Any) -> Any:
@@ -302,7 +302,7 @@ class Oracle(Objective):
     def forward(self, inputs, y, e, *, ramp=1.0, generator=None):
         loss = scbd.nn.supervised_contrastive_loss(inputs[:, :, 0, 0], y, smoothing=2 / 3)
         parts = dict.fromkeys(("interaction_c", "environment_c"), torch.zeros(()))
-        parts |= {"learned_c": share_learned(loss, y, smoothing=2 / 3)}
+        parts |= {"learned_c": normalised_supervised_information(loss, y, smoothing=2 / 3)}
         return scbd.model.Losses(loss + 0 * self.nothing, parts)
 
 

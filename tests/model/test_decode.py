@@ -15,7 +15,7 @@ from small_models import QUICK, PressCtrlC, make_model
 from scbd import SCBDModel
 from scbd.data import ImageDataModule, Split
 from scbd.model import TrainingDiverged
-from scbd.model._decode import Reconstruction
+from scbd.model._decode import DecoderObjective
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
@@ -217,12 +217,12 @@ def test_by_default_the_likelihood_is_one_of_the_intensities(dtype, divisor, lik
         cells.obsm["single_cell_images"] /= divisor
     model = make_model(cells, intensity="scale")
     model.is_trained_ = True
-    assert model._likelihood("auto") == likelihood
+    assert model._choose_likelihood("auto") == likelihood
     cells.obsm["single_cell_images"] = cells.obsm["single_cell_images"].astype("float32")
     if likelihood == "gaussian":
         cells.obsm["single_cell_images"][:520] /= 255
         with pytest.raises(ValueError, match="likelihood='bernoulli'"):
-            model._likelihood("bernoulli")
+            model._choose_likelihood("bernoulli")
 
 
 @pytest.mark.parametrize("invariance", ["listing", "variance"])
@@ -243,7 +243,7 @@ def test_joint_training_moves_both(invariance):
 
 @pytest.mark.parametrize("weight", [None, 1.0])
 def test_the_picture_reaches_the_encoders_when_joint_and_only_then(trained, weight):
-    objective = Reconstruction(trained.module, trained.module.make_decoder("bernoulli", 4), weight).train()
+    objective = DecoderObjective(trained.module, trained.module.make_decoder("bernoulli", 4), weight).train()
     assert trained.module.training == (weight is not None)
     cells = trained.adata
     source, y, e = trained._source(cells), trained._codes(cells, "y"), trained._codes(cells, "e")
@@ -270,7 +270,7 @@ def test_the_cycle_is_the_distance_of_what_exchanged_pictures_are_embedded_as(st
     e = torch.from_numpy(model._codes(model.adata, "e")[:24])
     z_c, z_s = module.blocks(module.prepare(images, e)).z
     assert module.decoder is not None
-    loss = Reconstruction(module, module.decoder, None, cycle=1.0).cycle_loss
+    loss = DecoderObjective(module, module.decoder, None, cycle=1.0).cycle_loss
     found = loss(z_c, z_s, e)
     pictures = model.decode(z_c[:6].detach().numpy(), z_s[-6:].detach().numpy())
     again = module.preprocess.scaled(torch.from_numpy(pictures))
@@ -293,7 +293,7 @@ def test_encoders_only_look_at_exchanged_pictures(trained):
         torch.nn.functional.normalize(torch.randn(8, block.n_latent), dim=1).requires_grad_()
         for block in (module.content, module.style)
     )
-    Reconstruction(module, decoder, 1.0, cycle=1.0).cycle_loss(z_c, z_s).backward()
+    DecoderObjective(module, decoder, 1.0, cycle=1.0).cycle_loss(z_c, z_s).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in decoder.pixels.parameters())
     assert z_c.grad is not None and z_c.grad.abs().sum() > 0
     assert all(p.grad is None and p.requires_grad for p in module.parameters())
@@ -310,7 +310,7 @@ def test_a_decoder_learns_to_draw_what_is_embedded_where_it_came_from(trained):
     z_c, z_s = (block.detach() for block in module.blocks(module.prepare(images, e)).z)
     optimizer, missed = torch.optim.Adam(decoder.parameters(), 1e-2), []
     for _ in range(60):
-        loss = Reconstruction(module, decoder, None, cycle=1.0).cycle_loss(z_c, z_s, e)
+        loss = DecoderObjective(module, decoder, None, cycle=1.0).cycle_loss(z_c, z_s, e)
         missed.append(loss.item())
         optimizer.zero_grad()
         loss.backward()

@@ -22,7 +22,7 @@ import scbd
 from scbd import SCBDModel
 from scbd.baselines import ERMModel
 from scbd.datasets import simulated_profiles
-from scbd.model._design import Design, check_design, resolvable_contrasts, resolvable_order
+from scbd.model._design import ExperimentalDesign, check_design, resolvable_fraction, resolvable_fraction_of_covariate
 from scbd.nn import Numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
@@ -39,7 +39,7 @@ def said(
     """What is warned of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        check_design(Design.of(obs, "gene", e_key, e_columns, numbers), controls)
+        check_design(ExperimentalDesign.of(obs, "gene", e_key, e_columns, numbers), controls)
     return [str(warning.message) for warning in caught]
 
 
@@ -60,8 +60,8 @@ def test_resolvable_contrasts_are_a_trace(cells):
     apart = np.eye(len(y)) - of_y @ np.linalg.pinv(of_y)
     seen = np.trace(apart @ of_e @ np.linalg.pinv(of_e) @ apart)
     expected = seen / max(e) if max(e) else 0
-    assert resolvable_contrasts(y, e) == pytest.approx(expected, abs=1e-9)
-    assert resolvable_contrasts(e, y) == pytest.approx(expected, abs=1e-9)
+    assert resolvable_fraction(y, e) == pytest.approx(expected, abs=1e-9)
+    assert resolvable_fraction(e, y) == pytest.approx(expected, abs=1e-9)
 
 
 @given(PAIRS)
@@ -72,15 +72,15 @@ def test_what_is_resolvable_of_an_order_is_a_trace_too(cells):
     in_common = np.trace(terms.T @ of_y @ np.linalg.pinv(of_y) @ terms)
     fewer = min(len(set(numbers)) - 1, 4, max(y))
     expected = 1 - in_common / fewer if fewer else 0
-    assert resolvable_order(y, numbers.astype(float)) == pytest.approx(expected, abs=1e-9)
-    assert resolvable_order(2 * y, np.exp(numbers)) == pytest.approx(expected, abs=1e-9)
+    assert resolvable_fraction_of_covariate(y, numbers.astype(float)) == pytest.approx(expected, abs=1e-9)
+    assert resolvable_fraction_of_covariate(2 * y, np.exp(numbers)) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("n_cells", [(40, 4), (10, 10), (2, 76)])
 def test_a_share_that_follows_a_rule_is_not_resolvable(n_cells):
     for share in (0, 0.5, 0.9, 0.95, 1):
-        assert resolvable_contrasts(*following(share, *n_cells)) == pytest.approx(1 - share**2, abs=0.04)
-    assert resolvable_contrasts(np.arange(72), np.repeat(np.arange(4), 18)) == 0  # rounding leaves no less than nothing
+        assert resolvable_fraction(*following(share, *n_cells)) == pytest.approx(1 - share**2, abs=0.04)
+    assert resolvable_fraction(np.arange(72), np.repeat(np.arange(4), 18)) == 0  # rounding leaves no less than nothing
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def test_controls_are_found_in_any_table(several):
     SCBDModel.setup_anndata(wells, "compound", "plate", control=several, layer="X")
     model = SCBDModel(wells)
     for table in (wells, wells[wells.obs["compound"] != "compound_0"]):
-        np.testing.assert_array_equal(model._controls(table), table.obs["compound"].isin(several))
-    assert model._controls(AnnData(obs=wells.obs[["plate"]])) is None
+        np.testing.assert_array_equal(model._control_mask(table), table.obs["compound"].isin(several))
+    assert model._control_mask(AnnData(obs=wells.obs[["plate"]])) is None
 
 
 def test_a_control_may_be_a_number():
@@ -199,7 +199,7 @@ def test_a_control_may_be_a_number():
     wells.obs["compound"] = wells.obs["compound"].cat.codes.astype(int)
     for control in (0, "0"):
         SCBDModel.setup_anndata(wells, "compound", "plate", control=control)
-        np.testing.assert_array_equal(SCBDModel(wells)._controls(wells), wells.obs["compound"] == 0)
+        np.testing.assert_array_equal(SCBDModel(wells)._control_mask(wells), wells.obs["compound"] == 0)
 
 
 @pytest.mark.parametrize(

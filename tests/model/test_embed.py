@@ -21,7 +21,7 @@ from scbd.baselines import ERMModel
 from scbd.data import write_screen
 from scbd.data._screens import BlockStore
 from scbd.metrics import aggregate, batch_probe
-from scbd.model._embed import freed_memory_kept
+from scbd.model._embed import keep_freed_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 BLOCKS: dict[str, Any] = {"batch_size": 16, "block_size": 48}  # five of 200 cells
@@ -489,10 +489,10 @@ def test_models_keep_freed_memory_while_they_train_and_while_they_embed(monkeypa
 def test_other_systems_and_devices_keep_their_allocator(monkeypatch):
     loaded: list[object] = []
     monkeypatch.setattr("ctypes.CDLL", loaded.append)
-    with freed_memory_kept(torch.device("cuda")):
+    with keep_freed_memory(torch.device("cuda")):
         pass
     for system in ("darwin", "win32"):
         monkeypatch.setattr("sys.platform", system)
-        with freed_memory_kept(torch.device("cpu")):
+        with keep_freed_memory(torch.device("cpu")):
             pass
     assert not loaded

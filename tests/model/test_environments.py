@@ -15,8 +15,13 @@ from scipy import stats
 
 from scbd import SCBDModel
 from scbd.baselines import ERMModel, VAEModel
-from scbd.model._decode import Reconstruction
-from scbd.model._environments import in_common, known_by, telling_cells, unlikeness
+from scbd.model._decode import DecoderObjective
+from scbd.model._environments import (
+    choose_reference_kind,
+    frequency_distance,
+    frequency_overlap,
+    select_reference_cells,
+)
 from scbd.nn._inputs import EnvironmentScaling
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
@@ -126,14 +131,14 @@ PHENOTYPES = codes([0] * 90 + [1] * 10 + [0] * 20 + [1] * 80, [0] * 100 + [1] * 
 )
 def test_the_design_decides_what_environments_are_known_by(design, controls, wanted):
     y, e = design
-    assert known_by("auto", y, e, controls) == wanted
+    assert choose_reference_kind("auto", y, e, controls) == wanted
 
 
 def test_what_is_asked_for_against_the_design_is_done_and_warned_of():
     with pytest.warns(UserWarning, match="different perturbations"):
-        assert known_by("cells", ARRAYED[0], ARRAYED[1], None) == ("cells", "cells")
+        assert choose_reference_kind("cells", ARRAYED[0], ARRAYED[1], None) == ("cells", "cells")
     with pytest.warns(UserWarning, match="98% of the training cells"):
-        assert known_by("controls", ARRAYED[0], ARRAYED[1], ARRAYED[0] == 0) == ("controls", "controls")
+        assert choose_reference_kind("controls", ARRAYED[0], ARRAYED[1], ARRAYED[0] == 0) == ("controls", "controls")
 
 
 @given(seed=st.integers(0, 99), n_y=st.integers(1, 6), n_e=st.integers(1, 5))
@@ -141,7 +146,7 @@ def test_unlikeness_is_the_squared_distance_of_shares_less_sampling(seed, n_y, n
     rng = np.random.default_rng(seed)
     y, e = rng.integers(n_y, size=60), rng.integers(n_e, size=60)
     shares = np.bincount(y, minlength=n_y) / 60
-    for environment, found in enumerate(unlikeness(y, e, shares)):
+    for environment, found in enumerate(frequency_distance(y, e, shares)):
         own = y[e == environment]
         naive = sum((np.mean(own == k) - shares[k]) ** 2 for k in range(n_y)) if len(own) else 0.0
         if len(own) > 1:  # the variance of a mean, of the indicator of each label
@@ -155,7 +160,7 @@ def test_what_environments_have_in_common_is_a_part_of_what_they_have_by_chance(
     shares = rng.dirichlet(np.ones(n_y))
     y, e = rng.integers(n_y, size=n * n_e), np.repeat(np.arange(n_e), n)
     by_chance = sum(stats.binom.pmf(k, n, p) * min(p, k / n) for p in shares for k in range(n + 1))
-    for environment, found in enumerate(in_common(y, e, shares)):
+    for environment, found in enumerate(frequency_overlap(y, e, shares)):
         naive = sum(min(p, np.mean(y[e == environment] == k)) for k, p in enumerate(shares))
         assert found == pytest.approx(min(naive / max(by_chance, 0.7), 1))
 
@@ -163,7 +168,7 @@ def test_what_environments_have_in_common_is_a_part_of_what_they_have_by_chance(
 def test_by_chance_shares_differ_no_more_in_small_environments():
     rng = np.random.default_rng(0)
     shares = np.array([0.5, 0.3, 0.2])
-    found = [unlikeness(rng.choice(3, 8, p=shares), np.zeros(8, dtype=int), shares)[0] for _ in range(4_000)]
+    found = [frequency_distance(rng.choice(3, 8, p=shares), np.zeros(8, dtype=int), shares)[0] for _ in range(4_000)]
     assert abs(np.mean(found)) < 0.005
 
 
@@ -172,7 +177,7 @@ def test_environments_hold_the_same_however_few_cells_they_hold_of_each_perturba
     rng = np.random.default_rng(0)
     e = np.repeat(np.arange(40), 100 * cells_of_each)
     y = rng.integers(100, size=len(e))
-    assert known_by("auto", y, e, y < 6) == ("cells", "cells")
+    assert choose_reference_kind("auto", y, e, y < 6) == ("cells", "cells")
 
 
 def test_a_perturbation_that_fills_its_own_well_is_not_taken_for_the_well():
@@ -237,7 +242,7 @@ def test_new_wells_are_known_by_what_the_training_holds(y, wanted):
     """Beside a well that holds the same."""
     y, e = codes([*y, *GENES], [0] * len(y) + [1] * len(GENES))
     of_new_well = e == 0
-    found, controls = telling_cells(y, e, y == 0, np.full(40, 1 / 40), 0.95)
+    found, controls = select_reference_cells(y, e, y == 0, np.full(40, 1 / 40), 0.95)
     np.testing.assert_array_equal(controls, y == 0)
     assert found[e == 1].all()
     expected = {"all": of_new_well, "none": np.zeros(len(y), dtype=bool), "those trained on": (y >= 0) & (y < 40)}[
@@ -454,7 +459,7 @@ def test_what_a_decoder_is_to_draw_has_the_look_of_its_environment(cells, model,
     monkeypatch.setattr(decoder, "negative_log_likelihood", look)
     codes = torch.from_numpy(model._environment_codes(cells)[0][:8, 0])
     y = torch.from_numpy(cells.obs["gene"].cat.codes.to_numpy(dtype=np.int64)[:8])
-    Reconstruction(model.module, decoder, None)(torch.from_numpy(cells.obsm[IMAGE_KEY][:8]), y, codes)
+    DecoderObjective(model.module, decoder, None)(torch.from_numpy(cells.obsm[IMAGE_KEY][:8]), y, codes)
     whole, within = prepared(model, cells)
     np.testing.assert_allclose(drawn[0].numpy(), whole[:8], atol=1e-6)
     assert np.abs(whole[:8] - within[:8]).mean() > 0.1

@@ -17,8 +17,8 @@ from torch import nn
 import scbd
 from scbd import SCBDModel
 from scbd.metrics import label_probe
-from scbd.model._contract import Reference
-from scbd.model._health import means_differ, measure
+from scbd.model._contract import ReferenceBatches
+from scbd.model._health import means_differ, measure_health
 from scbd.nn import Groups, Numbers
 
 
@@ -141,9 +141,11 @@ def test_the_environment_is_that_of_labels_and_numbers(with_numbers):
     batch = {"inputs": images, "y": y, "e": e} | ({"numbers": numbers} if with_numbers else {})
     images[e == 1] //= 4  # a shade of a well, which z_c does not see
     codes = e[:, None].numpy()
-    module.learn_environments(Reference(lambda: [images], codes, np.ones_like(codes, dtype=bool)))
+    module.estimate_environment_statistics(ReferenceBatches(lambda: [images], codes, np.ones_like(codes, dtype=bool)))
     z_c = module.content(module.prepare(images, e).within).detach()
     assert (z_c - module.content(module.preprocess(images))).abs().max() > 1e-3
     every: list[Any] = [e, *map(Numbers, numbers.T)] if with_numbers else [e]
     expected = scbd.nn.invariance_statistic([z_c], every, y)
-    assert measure(module, batch, lambda: True, str)[0]["environment_c"] == pytest.approx(float(expected), abs=1e-5)
+    assert measure_health(module, batch, lambda: True, str)[0]["environment_c"] == pytest.approx(
+        float(expected), abs=1e-5
+    )

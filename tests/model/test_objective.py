@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scbd
 from scbd import SCBDModel
-from scbd.model._contract import Prepared, Reference
+from scbd.model._contract import PreparedInputs, ReferenceBatches
 from scbd.nn import supervised_contrastive_loss
-from scbd.nn._contrastive import log_sums, share_learned
+from scbd.nn._contrastive import log_sum_exp, normalised_supervised_information
 from scbd.nn._encoders import on_sphere
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
@@ -22,16 +22,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 supervised = partial(supervised_contrastive_loss, include_self=False)
 
 
-def dimmed(model: SCBDModel, images: torch.Tensor, e: torch.Tensor) -> Prepared:
+def dimmed(model: SCBDModel, images: torch.Tensor, e: torch.Tensor) -> PreparedInputs:
     """Make the images of an environment dim, and what a model that was told is to make of all."""
     images[e == 1] //= 4
     codes = e[:, None].numpy()
-    model.module.learn_environments(Reference(lambda: [images], codes, np.ones_like(codes, dtype=bool)))
+    model.module.estimate_environment_statistics(
+        ReferenceBatches(lambda: [images], codes, np.ones_like(codes, dtype=bool))
+    )
     whole = model.module.preprocess(images)
     assert model.module.preprocess.environments is not None
     within = model.module.preprocess.environments(whole, e[:, None])
     assert (within[e == 1] - whole[e == 1]).abs().mean() > 0.1
-    return Prepared(whole, within)
+    return PreparedInputs(whole, within)
 
 
 def test_the_pair_as_style_target(cells):
@@ -59,7 +61,9 @@ def test_labels_of_the_content_are_smoothed(cells):
     # what is logged can be read beside the ceiling
     torch.testing.assert_close(losses.parts["supervised_c"], supervised(z_c, y))
     torch.testing.assert_close(losses.parts["supervised_s"], style)
-    torch.testing.assert_close(losses.parts["learned_s"], share_learned(style, e, include_self=False))
+    torch.testing.assert_close(
+        losses.parts["learned_s"], normalised_supervised_information(style, e, include_self=False)
+    )
 
 
 def test_positives_of_other_environments_are_descended_and_all_are_shown(cells):
@@ -86,7 +90,7 @@ def test_invariance_as_variance_looks_at_every_stage(cells):
     images, y, e = (torch.randint(0, 255, (40, 2, 16, 16)).byte(), torch.arange(40) % 4, torch.arange(40) % 3)
     prepared = dimmed(model, images, e)
     losses = model.module(images, y, e)
-    h, passed = model.module.content.watched(prepared.within)
+    h, passed = model.module.content.forward_with_intermediates(prepared.within)
     assert [p.shape[1] for p in passed] == [32, 64, 128, 256]
     expected = scbd.nn.invariance_statistic([*passed, on_sphere(h)], e, y)
     torch.testing.assert_close(losses.parts["invariance_c"], expected)
@@ -102,7 +106,7 @@ def test_sets_are_averaged_before_the_sphere(cells):
     images, y, e = (torch.randint(0, 255, (36, 2, 16, 16)).byte(), torch.arange(36) % 4, torch.arange(36) % 3)
     prepared = dimmed(model, images, e)
     losses = model.module(images, y, e)
-    h, passed = model.module.content.watched(prepared.within)
+    h, passed = model.module.content.forward_with_intermediates(prepared.within)
     means = torch.stack([h[y == label][first : first + 3].mean(0) for label in range(4) for first in (0, 3, 6)])
     z = torch.nn.functional.normalize(means, dim=1)
     of_sets = supervised(z, torch.arange(4).repeat_interleave(3)) + 0.5 * supervised(on_sphere(h), y, smoothing=0.1)
@@ -140,9 +144,9 @@ def test_the_two_losses_on_z_c_share_one_pass(monkeypatch):
 
     def counted(*args):
         calls.append(args)
-        return log_sums(*args)
+        return log_sum_exp(*args)
 
-    monkeypatch.setattr("scbd.nn._contrastive.log_sums", counted)
+    monkeypatch.setattr("scbd.nn._contrastive.log_sum_exp", counted)
     make_model().train(**QUICK | {"max_steps": 1}, train_size=1.0)
     # z_c, z_s, and z_c once more for its health after training
     assert len(calls) == 3

@@ -20,7 +20,7 @@ from scbd.baselines import standardize_by_environment
 from scbd.data import open_screen
 from scbd.datasets import simulated_profiles
 from scbd.metrics import label_probe
-from scbd.model._contract import Prepared
+from scbd.model._contract import PreparedInputs
 from scbd.nn import Numbers
 from scbd.nn._encoders import on_sphere
 
@@ -93,7 +93,7 @@ def columns_of(model: SCBDModel, e: torch.Tensor) -> list[torch.Tensor]:
     return [torch.from_numpy(np.unique(column, return_inverse=True)[1]) for column in zip(*names, strict=True)]
 
 
-def told_of_environments(model: SCBDModel, codes: torch.Tensor) -> Prepared:
+def told_of_environments(model: SCBDModel, codes: torch.Tensor) -> PreparedInputs:
     """What a model makes of images when it knows their environments, of each column, all of whose cells differ."""
     scaling: Any = model.module.preprocess.environments
     rng = torch.Generator().manual_seed(0)
@@ -106,7 +106,7 @@ def told_of_environments(model: SCBDModel, codes: torch.Tensor) -> Prepared:
     scaling.learn(lambda: [values], of_values, torch.ones_like(of_values, dtype=torch.bool))
     whole = model.module.preprocess(IMAGES)
     assert (scaling(whole, codes) - whole).abs().mean() > 0.1
-    return Prepared(whole, scaling(whole, codes))
+    return PreparedInputs(whole, scaling(whole, codes))
 
 
 @pytest.mark.parametrize("setup", [{"e_key": ["plate", "row"]}, {"continuous_covariate_keys": COVARIATES}])
@@ -117,7 +117,7 @@ def test_z_c_is_to_know_no_environment_and_z_s_to_tell_all(setup):
     labels = columns_of(model, E) if numbers is None else [E]
     prepared = told_of_environments(model, torch.stack(labels, 1))
     losses = model.module(IMAGES, Y, E, numbers=numbers)
-    h, passed = model.module.content.watched(prepared.within)
+    h, passed = model.module.content.forward_with_intermediates(prepared.within)
     every: list[Any] = labels if numbers is None else [*labels, *map(Numbers, numbers.T)]
     expected = scbd.nn.invariance_statistic([*passed, on_sphere(h)], every, Y)
     torch.testing.assert_close(losses.parts["invariance_c"], expected)

@@ -27,7 +27,7 @@ from scbd import SCBDModel
 from scbd.baselines import ERMModel, FishModel, VAEModel
 from scbd.data import ArraySource, ImageDataModule, Split, open_screen, write_screen
 from scbd.model import TrainingDiverged
-from scbd.model._train import find_state, steps_between_validations
+from scbd.model._train import default_validation_interval, find_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 # runs of different lengths have the same rates
@@ -244,7 +244,7 @@ def test_validation_takes_a_tenth_of_the_time_at_most(cells, n_validation, batch
     labels = np.zeros(96, dtype=int)
     source = ArraySource(cells.obsm["single_cell_images"])
     data = ImageDataModule(source, labels, labels, split, batch_size=batch_size, max_steps=max_steps)
-    assert steps_between_validations(data) == every
+    assert default_validation_interval(data) == every
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_run_without_validation_keeps_checkpoints(tmp_path):
     model = make_model()
     model.train(**QUICK, limit_val_batches=0, validate_every=2, checkpoint_dir=tmp_path)
     assert "validation_loss" not in model.history
-    state = find_state(tmp_path, resume=True)
+    state = find_checkpoint(tmp_path, resume=True)
     assert state is not None and state.step == 6
 
 
@@ -404,14 +404,14 @@ def test_what_is_saved_on_the_way_says_nothing_of_the_run_before(tmp_path):
 
     model = with_controls()
     model.train(**QUICK)
-    found = {name: getattr(model, name) for name in model.traits.findings}
+    found = {name: getattr(model, name) for name in model.traits.derived_attributes}
     assert all(found.values())
     with pytest.raises(RuntimeError, match="out of memory"):
         model.train(**QUICK, callbacks=[Stop(0)])
-    assert {name: getattr(model, name) for name in model.traits.findings} == found
+    assert {name: getattr(model, name) for name in model.traits.derived_attributes} == found
     model.train(**QUICK, callbacks=[Save()])
     saved = SCBDModel.load(tmp_path / "on the way", adata=False)
-    assert saved.is_trained and not any(getattr(saved, name) for name in model.traits.findings)
+    assert saved.is_trained and not any(getattr(saved, name) for name in model.traits.derived_attributes)
     assert model.health and model.leftover_ and model.centers_
 
 
@@ -468,7 +468,7 @@ def test_a_resumed_run_is_that_which_was_never_interrupted(tmp_path, interrupted
     with pytest.raises(KeyboardInterrupt):
         again.train(**how, checkpoint_dir=tmp_path / "run", callbacks=PressCtrlC(interrupted))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # given back
-    state = find_state(tmp_path / "run", resume=True)
+    state = find_checkpoint(tmp_path / "run", resume=True)
     assert state is not None and state.step == interrupted // 2 * 2
     if interrupted == 4:
         again = model_class.load(str(tmp_path / "model"), make_cells())
@@ -587,7 +587,7 @@ def test_a_save_that_is_cut_off_leaves_the_state_before(tmp_path):
     code = CUT_OFF.format(tests=str(Path(__file__).parents[1]), out=str(tmp_path))
     assert subprocess.run([sys.executable, "-c", code]).returncode == 9
     assert len(list(tmp_path.glob(".last.ckpt.*.partial"))) == 1
-    state = find_state(tmp_path, resume=True)
+    state = find_checkpoint(tmp_path, resume=True)
     assert state is not None and state.step == 2
     resumed, whole = make_model(), make_model()
     resumed.train(**how, resume=True)

@@ -22,7 +22,15 @@ from scbd.nn import (
     log_normaliser,
     supervised_contrastive_loss,
 )
-from scbd.nn._contrastive import contrastive_ceiling, log_sums, mean_over, pair_codes, share_learned, spread, sum_over
+from scbd.nn._contrastive import (
+    collapsed_loss,
+    log_sum_exp,
+    mean_over,
+    normalised_supervised_information,
+    pair_codes,
+    sum_over,
+    total_variance,
+)
 
 UNKNOWN: Any = "all"
 FORMS = ["listing", "formula", "mean", "mass"]
@@ -250,8 +258,8 @@ def test_a_point_costs_the_ceiling(include_self):
     z = unit(1).expand(32, -1)
     labels = torch.arange(32) % 4
     loss = supervised_contrastive_loss(z, labels, include_self=include_self)
-    assert float(loss) == pytest.approx(contrastive_ceiling(32, include_self=include_self))
-    assert contrastive_ceiling(32) == pytest.approx(math.log(32))
+    assert float(loss) == pytest.approx(collapsed_loss(32, include_self=include_self))
+    assert collapsed_loss(32) == pytest.approx(math.log(32))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.5, 2 / 3])
@@ -262,7 +270,7 @@ def test_the_share_learned_is_0_for_a_point_and_1_at_best(smoothing, include_sel
 
     def share(z: torch.Tensor, temperature: float) -> float:
         loss = supervised_contrastive_loss(z, labels, temperature=temperature, **settings)
-        return float(share_learned(loss, labels, **settings))
+        return float(normalised_supervised_information(loss, labels, **settings))
 
     point, apart = (
         F.normalize(torch.ones(400, 4, dtype=torch.float64), dim=1),
@@ -283,7 +291,7 @@ def test_of_some_anchors_it_is_their_own_share():
     z = F.normalize(4 * torch.eye(8, dtype=torch.float64)[labels] * anchors[:, None] + unit(200, 8), dim=1)
 
     def share(z: torch.Tensor, **how: Any) -> float:
-        return float(share_learned(supervised_contrastive_loss(z, labels, **how), labels, **how))
+        return float(normalised_supervised_information(supervised_contrastive_loss(z, labels, **how), labels, **how))
 
     assert share(z, anchors=anchors) > 0.5 > 0 > share(z)
     point = F.normalize(torch.ones(200, 8, dtype=torch.float64), dim=1)
@@ -302,14 +310,16 @@ def test_the_share_learned_is_of_what_the_labels_say():
     labels = torch.tensor([0, 0, 0, 1])
     # by hand: the entropy of the labels, without smoothing; the last has no partner, and says nothing
     entropy = -0.75 * math.log(0.75)
-    assert float(share_learned(torch.tensor(0.9), labels)) == pytest.approx((0.75 * math.log(4) - 0.9) / entropy)
+    assert float(normalised_supervised_information(torch.tensor(0.9), labels)) == pytest.approx(
+        (0.75 * math.log(4) - 0.9) / entropy
+    )
     # the one without a partner is asked nothing with smoothing either
     asked, frequency = 0.5 + 0.5 * 2 / 3, 2 / 3
     divergence = asked * math.log(asked / frequency) + (1 - asked) * math.log((1 - asked) / (1 - frequency))
-    found = share_learned(torch.tensor(0.9), labels, smoothing=0.5, include_self=False)
+    found = normalised_supervised_information(torch.tensor(0.9), labels, smoothing=0.5, include_self=False)
     assert float(found) == pytest.approx((0.75 * math.log(3) - 0.9) / (0.75 * divergence))
     for nothing in (torch.zeros(4, dtype=torch.long), torch.arange(4)):
-        assert float(share_learned(torch.tensor(1.0), nothing)) == 0
+        assert float(normalised_supervised_information(torch.tensor(1.0), nothing)) == 0
 
 
 def share_of_batches(n_labels: int, batch_size: int, cells_per_label: int | None) -> float:
@@ -329,7 +339,7 @@ def share_of_batches(n_labels: int, batch_size: int, cells_per_label: int | None
     for batch in batches:
         of_batch, smoothing = labels[batch], 2 / 3
         loss = supervised_contrastive_loss(z[batch], of_batch, smoothing=smoothing)
-        shares.append(float(share_learned(loss, of_batch, smoothing=smoothing)))
+        shares.append(float(normalised_supervised_information(loss, of_batch, smoothing=smoothing)))
     return float(np.mean(shares))
 
 
@@ -360,7 +370,7 @@ def test_the_share_learned_where_labels_are_rarer():
             return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
 
         expected = 1 - apart(found) / apart(frequency)
-        assert float(share_learned(loss, labels, **settings)) == pytest.approx(expected, rel=1e-6)
+        assert float(normalised_supervised_information(loss, labels, **settings)) == pytest.approx(expected, rel=1e-6)
 
 
 def masked_sums(z: torch.Tensor, temperature: float, labels: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
@@ -388,9 +398,9 @@ def test_any_tiling_equals_the_whole_matrix(tiling, split, seed):
     labels = torch.randint(0, 4, (n,), generator=torch.Generator().manual_seed(seed)) if split else None
     z = unit(n, 3, seed).requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scbd.nn._contrastive._TILE", {"cpu": tile})
-        patch.setattr("scbd.nn._contrastive._KEPT_BYTES", kept)
-        ours = log_sums(z, 0.1, labels)
+        patch.setattr("scbd.nn._contrastive._TILE_SHAPE_BY_DEVICE", {"cpu": tile})
+        patch.setattr("scbd.nn._contrastive._CACHED_EXPONENTIALS_BYTES", kept)
+        ours = log_sum_exp(z, 0.1, labels)
         expected = masked_sums(z, 0.1, labels)
         weights = torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
         gradients = []
@@ -408,7 +418,7 @@ def test_low_temperatures_keep_their_digits(temperature):
     """Opposite vectors are exp(-500) of equal ones at 0.004; exp(90) of equal ones at 0.011 is beyond float32."""
     z = unit(5, 4, 0)
     z = torch.cat([z, z[:1], -z[:1]]).float()
-    (ours,) = log_sums(z, temperature)
+    (ours,) = log_sum_exp(z, temperature)
     (expected,) = masked_sums(z.double(), temperature, None)
     assert ours.dtype == torch.float32
     torch.testing.assert_close(ours, expected.float(), rtol=1e-5, atol=1e-5)
@@ -416,7 +426,7 @@ def test_low_temperatures_keep_their_digits(temperature):
 
 def test_two_opposite_points_at_the_lowest_temperature():
     z = torch.tensor([[1.0], [-1.0]])
-    (ours,) = log_sums(z, 0.003)
+    (ours,) = log_sum_exp(z, 0.003)
     torch.testing.assert_close(ours, torch.full((2,), -1 / 0.003))
 
 
@@ -486,7 +496,7 @@ def test_labels_of_few_bits_are_crossed_like_wide_ones(data):
     labels, others = (data.draw(st.lists(st.integers(0, 120), min_size=60, max_size=60)) for _ in range(2))
     dtype = data.draw(st.sampled_from([torch.int8, torch.uint8, torch.int16, torch.int32]))
     wide, narrow = (
-        Groups(torch.tensor(labels, dtype=kind)).crossed(Groups(torch.tensor(others, dtype=kind)))
+        Groups(torch.tensor(labels, dtype=kind)).cross(Groups(torch.tensor(others, dtype=kind)))
         for kind in (torch.int64, dtype)
     )
     assert torch.equal(narrow.n_others, wide.n_others)
@@ -522,19 +532,19 @@ def test_nothing_waits_for_how_many_anchors_there_are():
         for reduction in ("mean", "sum"):
             loss = supervised_contrastive_loss(z, labels, smoothing=0.1, anchors=anchors, reduction=reduction)
             loss.backward()
-            share_learned(loss.detach(), labels, smoothing=0.1, anchors=anchors)
+            normalised_supervised_information(loss.detach(), labels, smoothing=0.1, anchors=anchors)
     assert asked.n == 1
 
 
 def test_a_point():
     z = F.normalize(torch.ones(50, 8), dim=1)
-    assert spread(z) == pytest.approx(0, abs=1e-12)
+    assert total_variance(z) == pytest.approx(0, abs=1e-12)
     assert effective_rank(z) == 0
 
 
 def test_equal_axes_use_all_directions():
     z = torch.cat([torch.eye(6), -torch.eye(6)])
-    assert spread(z) == pytest.approx(1)
+    assert total_variance(z) == pytest.approx(1)
     assert effective_rank(z) == pytest.approx(6)
 
 
@@ -560,7 +570,7 @@ def test_directions_that_are_not_used_have_no_say():
 
 def test_what_is_not_finite_has_no_rank():
     z = torch.cat([torch.eye(6), torch.full((1, 6), float("nan"))])
-    assert math.isnan(effective_rank(z)) and math.isnan(spread(z))
+    assert math.isnan(effective_rank(z)) and math.isnan(total_variance(z))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -594,7 +604,7 @@ def sets_of(labels: list[int], size: int) -> list[tuple[int, list[int]]]:
 def test_cells_of_a_label_are_dealt_out_to_sets(labels, size):
     expected = sets_of(labels, size)
     values = torch.randn(len(labels), 3, dtype=torch.float64, generator=torch.manual_seed(0))
-    means, groups = Groups(torch.tensor(labels)).in_sets(values, size)
+    means, groups = Groups(torch.tensor(labels)).average_over_sets(values, size)
     assert groups.labels.tolist() == [label for label, _ in expected]
     torch.testing.assert_close(means, torch.stack([values[rows].mean(0) for _, rows in expected]))
     sizes = [len(rows) for _, rows in expected]
@@ -606,7 +616,7 @@ def test_cells_of_a_label_are_dealt_out_to_sets(labels, size):
 
 def test_sets_of_one_are_the_cells():
     values, labels = torch.randn(12, 3), torch.arange(12) % 4
-    means, groups = Groups(labels).in_sets(values, 1)
+    means, groups = Groups(labels).average_over_sets(values, 1)
     order = torch.argsort(labels, stable=True)
     torch.testing.assert_close(means, values[order])
     assert groups.labels.equal(labels[order])

@@ -8,7 +8,7 @@ from torch import distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from scbd.nn import invariance_statistic, supervised_contrastive_loss
-from scbd.nn._distributed import gather
+from scbd.nn._distributed import gather_rows
 
 WORLD = 2
 BATCH = 12
@@ -26,7 +26,7 @@ def network() -> nn.Module:
 
 
 def objective(features: torch.Tensor, y: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
-    features, y, e = gather(features), gather(y), gather(e)
+    features, y, e = gather_rows(features), gather_rows(y), gather_rows(e)
     z = nn.functional.normalize(features)
     return supervised_contrastive_loss(z, y) + 0.1 * invariance_statistic((features, z), e, y)
 
@@ -37,7 +37,7 @@ def one_process(rank: int, port: int, out: str) -> None:
     model = DistributedDataParallel(network())
     loss = objective(model(x), y, e)
     loss.backward()
-    torch.save([loss.detach(), gather(y), *(p.grad for p in model.parameters())], f"{out}/{rank}.pt")
+    torch.save([loss.detach(), gather_rows(y), *(p.grad for p in model.parameters())], f"{out}/{rank}.pt")
     distributed.destroy_process_group()
 
 
@@ -60,4 +60,4 @@ def test_two_processes_learn_from_the_joint_batch(tmp_path):
 
 def test_a_single_process_keeps_its_rows():
     rows = torch.ones(3, requires_grad=True)
-    assert gather(rows) is rows
+    assert gather_rows(rows) is rows

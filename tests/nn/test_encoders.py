@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from scbd.nn import Block, Encoder, build_encoder
-from scbd.nn._encoders import ENCODERS, SmallMapConv2d, find_stages, on_sphere, pooled
+from scbd.nn._encoders import ENCODERS, SmallMapConv2d, average_over_pixels, find_stages, on_sphere
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_maps_of_one_pixel_have_no_variance():
 )
 def test_stages_of_known_encoders(encoder, channels):
     block = Block(encoder, (2, 64, 64), 5)
-    h, passed = block.eval().watched(images := torch.rand(3, 2, 64, 64))
+    h, passed = block.eval().forward_with_intermediates(images := torch.rand(3, 2, 64, 64))
     assert [tuple(p.shape) for p in passed[:-1]] == [(3, c) for c in channels]
     torch.testing.assert_close(passed[-1], block.encoder(images))
     torch.testing.assert_close(on_sphere(h), block(images))
@@ -157,7 +157,7 @@ def test_a_stage_is_the_last_map_at_its_resolution():
 def test_a_module_without_maps_has_no_stage():
     block = Encoder(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), (1, 8, 8))
     assert block.n_stages == 0
-    assert [p.shape for p in block.watched(torch.rand(2, 1, 8, 8))[1]] == [(2, 3)]
+    assert [p.shape for p in block.forward_with_intermediates(torch.rand(2, 1, 8, 8))[1]] == [(2, 3)]
 
 
 def test_finding_stages_leaves_no_hook():
@@ -168,7 +168,7 @@ def test_finding_stages_leaves_no_hook():
 
 def test_nothing_is_kept_unless_asked():
     block = Encoder("small", (1, 16, 16))
-    _, passed = block.watched(torch.rand(2, 1, 16, 16))
+    _, passed = block.forward_with_intermediates(torch.rand(2, 1, 16, 16))
     block(torch.rand(5, 1, 16, 16))
     assert len(passed) == block.n_stages + 1
     assert {len(p) for p in passed} == {2}
@@ -178,27 +178,31 @@ def test_copies_keep_their_own():
     block = Encoder("small", (1, 16, 16)).eval()
     other = copy.deepcopy(block)
     images = torch.rand(2, 1, 16, 16)
-    _, passed = other.watched(images)
+    _, passed = other.forward_with_intermediates(images)
     assert len(passed) == block.n_stages + 1
     # an encoder that has served elsewhere brings no eavesdropper along
     again = Encoder(block.encoder, (1, 16, 16)).eval()
-    assert len(again.watched(images)[1]) == again.n_stages + 1 == len(block.watched(images)[1])
+    assert (
+        len(again.forward_with_intermediates(images)[1])
+        == again.n_stages + 1
+        == len(block.forward_with_intermediates(images)[1])
+    )
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, on the way to its compiler
 def test_stages_are_seen_by_compiled_code():
     block = Block("small", (1, 16, 16), 4).eval()
     images = torch.rand(3, 1, 16, 16)
-    expected = block.watched(images)
+    expected = block.forward_with_intermediates(images)
     block.compile(backend="eager")  # traced as for a compiler, without one
     block(images)
     for _ in range(2):
-        torch.testing.assert_close(block.watched(images), expected)
+        torch.testing.assert_close(block.forward_with_intermediates(images), expected)
 
 
 def test_averages_are_over_pixels():
     maps = torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(pooled(maps), maps.mean((2, 3)))
+    torch.testing.assert_close(average_over_pixels(maps), maps.mean((2, 3)))
 
 
 @st.composite

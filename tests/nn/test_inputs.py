@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.special import digamma, polygamma
 from scipy.stats import median_abs_deviation
 
-from scbd._linear_maps import turn
+from scbd._linear_maps import random_rotation
 from scbd.nn import FeatureScaling, InputTransform, Preprocess
 from scbd.nn._inputs import ChannelSums, EnvironmentScaling, Moments, align, random_orientation
 
@@ -69,8 +69,8 @@ def test_large_batches_are_looked_up_and_equal_to_the_bit(standardize):
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 2**16, (70, 3, 32, 32)).astype("uint16"))
     ours = Preprocess((3, 32, 32), "uint16", standardize=standardize).eval()
     one_by_one = lambda: torch.cat([ours(image[None]) for image in images])
-    assert ours._worth_a_table(images)
-    assert not ours._worth_a_table(images[:1])
+    assert ours._is_table_faster(images)
+    assert not ours._is_table_faster(images[:1])
     assert torch.equal(ours(images), one_by_one())
     before = ours(images)
     # new statistics make a new table
@@ -437,7 +437,7 @@ def test_of_few_rows_and_many_features_the_map_is_the_same(monkeypatch, kind, n_
     few = InputTransform(100, kind, n_components=n_components)
     few.fit(features, labels, **known)
     assert max(seen) == max(36, n_components)
-    monkeypatch.setattr("scbd.nn._inputs.span_of_few", lambda *_: None)
+    monkeypatch.setattr("scbd.nn._inputs.span_of_rows", lambda *_: None)
     full = InputTransform(100, kind, n_components=n_components)
     full.fit(features, labels, **known)
     assert max(seen) == 100
@@ -445,7 +445,7 @@ def test_of_few_rows_and_many_features_the_map_is_the_same(monkeypatch, kind, n_
     for cells in (features, new):
         z = [mapped(transform, cells) for transform in (few, full)]
         if kind == "plda":  # along its axes, before these are turned
-            z = [one @ turn(n_components).T for one in z]
+            z = [one @ random_rotation(n_components).T for one in z]
         one, other = (np.abs(each[:, :told]) for each in z)
         np.testing.assert_allclose(one, other, atol=1e-3 * other.max())
 

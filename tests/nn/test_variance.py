@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reference import variance as naive
 
 from scbd.nn import Numbers, explained_variance, invariance_statistic
-from scbd.nn._variance import Design, ExplainedVariance, Partners, environment_effects, explained_by
+from scbd.nn._variance import BatchDesign, ExplainedVariance, Partners, environment_effects, estimate_effects
 
 both = pytest.mark.parametrize("partners", ["within", "across"])
 
@@ -60,9 +60,9 @@ def effects(n: int, n_labels: int, n_environments: int, strength: float, seed: i
     return means[y, 0] + effect[y, e] + torch.randn(n, 8, generator=generator), e, y
 
 
-def of_design(features: torch.Tensor, design: Design) -> dict[Partners, ExplainedVariance]:
+def of_design(features: torch.Tensor, design: BatchDesign) -> dict[Partners, ExplainedVariance]:
     """By both pairings, of a design that is made once for many draws: that takes longer than what is computed of it."""
-    found, n = explained_by(features, design).pairings[0], features.numel()
+    found, n = estimate_effects(features, design).pairings[0], features.numel()
     freedom = {name: pairing.freedom_of_one for name, pairing in design.pairings[0].items()}
     return {name: ExplainedVariance(x.between / n, x.scatter / n, freedom[name]) for name, x in found.items()}
 
@@ -72,13 +72,15 @@ def test_a_design_serves_many_draws(partners):
     """As the tests below have it."""
     features, e, y = effects(64, 4, 3, 0.5, 0)
     expected = explained_variance(features, e, y, partners=partners)
-    torch.testing.assert_close(tuple(of_design(features, Design(e, y))[partners]), tuple(expected), check_dtype=False)
+    torch.testing.assert_close(
+        tuple(of_design(features, BatchDesign(e, y))[partners]), tuple(expected), check_dtype=False
+    )
 
 
 @pytest.mark.parametrize(("n_labels", "n_environments"), [(1, 2), (10, 2), (10, 34), (60, 8)])
 def test_noise_averages_out_with_however_few_partners(n_labels, n_environments):
     draws = (effects(256, n_labels, n_environments, 0.0, seed) for seed in range(200))
-    found = [of_design(features, Design(e, y)) for features, e, y in draws]
+    found = [of_design(features, BatchDesign(e, y)) for features, e, y in draws]
     for partners in get_args(Partners):
         shares = torch.stack([one[partners].share for one in found])
         assert abs(shares.mean()) < 4 * shares.std() / math.sqrt(200)
@@ -102,8 +104,8 @@ def test_the_error_is_the_scatter_over_environments_drawn_anew(n, n_labels, n_en
         for label in range(n_labels):
             rows = torch.nonzero(y == label)[:, 0]
             drawn[rows] = e[rows[torch.randperm(len(rows), generator=generator)]]
-        found.append(of_design(features, Design(drawn, y)))
-    for partners, one in of_design(features, Design(e, y)).items():
+        found.append(of_design(features, BatchDesign(drawn, y)))
+    for partners, one in of_design(features, BatchDesign(e, y)).items():
         scatter = torch.stack([drawn[partners].share for drawn in found]).std()
         torch.testing.assert_close(one.error, scatter, rtol=0.2, atol=0)
 
@@ -355,7 +357,7 @@ def test_the_unit_is_a_standard_error_however_much_labels_and_environments_depen
     for _ in range(3):
         y, e = dependent(kind, rng)
         wide = torch.tensor(np.where(y == 1, spread, 1.0)[:, None])
-        design = Design(torch.tensor(e), torch.tensor(y))
+        design = BatchDesign(torch.tensor(e), torch.tensor(y))
         found += [of_design(torch.tensor(rng.normal(size=(512, 16))) * wide, design) for _ in range(40)]
     for partners in get_args(Partners):
         in_errors = torch.stack([one[partners].share / one[partners].error for one in found])
@@ -374,14 +376,14 @@ def drawn(n: int, n_y: int, n_e: int, seed: int) -> tuple[torch.Tensor, torch.Te
 @pytest.mark.parametrize(("n", "n_y", "n_e"), [(60, 4, 2), (48, 12, 5), (80, 3, 20), (40, 30, 4)])
 def test_gain_is_what_columns_of_the_environment_add(n, n_y, n_e, partners):
     y, e = drawn(n, n_y, n_e, 0)
-    found = Design(e, y).pairings[0][partners].gain
+    found = BatchDesign(e, y).pairings[0][partners].gain
     torch.testing.assert_close(found.double(), naive.gain(e, y, partners), rtol=1e-5, atol=1e-4)
 
 
 def test_gain_of_numbers_is_what_their_terms_add():
     y, _ = drawn(60, 4, 2, 0)
     numbers = torch.linspace(0, 1, 60)
-    found = Design(Numbers(numbers), y).pairings[0]["across"].gain
+    found = BatchDesign(Numbers(numbers), y).pairings[0]["across"].gain
     torch.testing.assert_close(found.double(), naive.gain(numbers, y, "across"), rtol=1e-5, atol=1e-4)
 
 
@@ -424,7 +426,7 @@ def test_of_several_representations_and_environments():
     noise = torch.randn(512, 8)
     both = environment_effects([f, noise], [e, other], y)
     assert both.interaction == environment_effects([f], e, y).interaction  # the largest
-    torch.testing.assert_close(both.of_last, invariance_statistic([noise], [e, other], y))
+    torch.testing.assert_close(both.embedding_statistic, invariance_statistic([noise], [e, other], y))
     torch.testing.assert_close(both.statistic, invariance_statistic([f, noise], [e, other], y))
 
 
@@ -432,7 +434,7 @@ def test_gradients_flow_through_the_statistic_alone():
     f, e, y = simulated(64, 4, 2, 0.1, 0.3, 0)
     found = environment_effects([f.requires_grad_()], e, y)
     assert found.statistic.requires_grad
-    assert not found.interaction.requires_grad and not found.of_last.requires_grad
+    assert not found.interaction.requires_grad and not found.embedding_statistic.requires_grad
 
 
 def test_nothing_is_told_where_nothing_can_be():
@@ -527,7 +529,7 @@ def test_the_unit_is_a_standard_error_whatever_the_design(kind, spread):
     for _ in range(150):
         y, t = columns(kind, generator)
         wide = torch.where(y == 1, spread, 1.0)[:, None]
-        found.append(of_design(torch.randn(512, 16, generator=generator) * wide, Design(Numbers(t), y)))
+        found.append(of_design(torch.randn(512, 16, generator=generator) * wide, BatchDesign(Numbers(t), y)))
     for partners in get_args(Partners):
         in_errors = torch.stack([one[partners].share / one[partners].error for one in found])
         assert abs(in_errors.mean()) < 4 / math.sqrt(150)

@@ -11,7 +11,7 @@ from known_answers import known_answers
 
 from scbd.data import resize_images
 from scbd.datasets import colored_mnist
-from scbd.datasets._digits import _nearest, colorize
+from scbd.datasets._digits import _resize_nearest, colorize
 from scbd.nn import Preprocess
 
 HALF_A_LEVEL = 0.5 / 255 + 1e-6
@@ -51,7 +51,7 @@ def test_each_pixel_is_theirs(digits):
 
 def test_colours_of_our_digits_are_theirs_to_half_a_level():
     known = known_answers("scbd_data")
-    grey = _nearest(known["cmnist_digit_grey_uint8"]) / np.float32(255)
+    grey = _resize_nearest(known["cmnist_digit_grey_uint8"]) / np.float32(255)
     environments = np.array(["red", "green"])[known["cmnist_digit_e"]]
     ours = colorize(grey, known["cmnist_digit_label"], environments) / np.float32(255)
     apart = np.abs(ours - known["cmnist_digit_pixels"])

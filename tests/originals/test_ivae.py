@@ -8,7 +8,7 @@ import torch
 from known_answers import Known, known_answers
 from torch import Tensor, nn
 
-from scbd.baselines._latent import Decoder, Gaussian
+from scbd.baselines._latent import Gaussian, LatentDecoder
 
 
 def gaussian(known: Known, mean: str, variance: str) -> Gaussian:
@@ -35,7 +35,7 @@ def test_densities():
 
 def test_the_bound_with_a_divergence_in_place_of_one_sample_of_it():
     known = known_answers("ivae")
-    decoder = Decoder((3,), (7,), "gaussian")
+    decoder = LatentDecoder((3,), (7,), "gaussian")
     decoder.network = nn.Identity()  # type: ignore[assignment]  # theirs has decoded
     with torch.no_grad():
         decoder.log_scale.fill_(0.5 * float(np.log(known["model_decoder_var"][0])))

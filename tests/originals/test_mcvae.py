@@ -10,8 +10,8 @@ import torch
 from known_answers import Known, known_answers, put
 from torch import Tensor, nn
 
-from scbd.baselines._latent import Decoder, Gaussian, LatentPlan, MCVAEModule, Posterior
-from scbd.model._contract import Prepared
+from scbd.baselines._latent import Gaussian, LatentDecoder, LatentPlan, MCVAEModule, Posterior
+from scbd.model._contract import PreparedInputs
 from scbd.nn import Preprocess
 
 TOLERANCE: dict[str, Any] = {"rtol": 2e-6, "atol": 2e-6}
@@ -73,7 +73,7 @@ def test_terms_of_controls_and_targets():
     x, y, e = inputs(known)
     controls = known.tensor("is_control").bool()
     with torch.no_grad():
-        salient, background = found.posteriors(Prepared(x, x), e)
+        salient, background = found.posteriors(PreparedInputs(x, x), e)
         of_salient, of_background = found.priors(y, e)
         terms = {
             "reconstruction": found.decoder.negative_log_likelihood(x, x),
@@ -113,7 +113,7 @@ def n_parameters(module: nn.Module) -> int:
 def test_networks_at_64_pixels():
     """As they count them: one network of two heads; and a decoder that is given 32 numbers of the batch."""
     known = known_answers("mcvae")
-    encoder, decoder = Posterior((4, 64, 64), 32), Decoder((32, 32 + 32), (4, 64, 64), "gaussian")
+    encoder, decoder = Posterior((4, 64, 64), 32), LatentDecoder((32, 32 + 32), (4, 64, 64), "gaussian")
     assert n_parameters(encoder) == int(known["encoder_n_parameters"])
     assert n_parameters(decoder) == int(known["decoder_n_parameters"])
     first, *_, last = [p.shape for p in decoder.parameters() if p.ndim]

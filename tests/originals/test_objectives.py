@@ -12,28 +12,28 @@ from torch.nn import functional as F
 
 from scbd.baselines._classifiers import (
     ClassifierModule,
+    ClassifierOutputs,
     CORALModule,
     DANNModule,
     GroupDROModule,
     IRMModule,
     IRMPlan,
-    Outputs,
 )
 from scbd.nn import FeatureScaling
 
 TOLERANCE = 2e-6
 
 
-def outputs(known: Known) -> Outputs:
+def outputs(known: Known) -> ClassifierOutputs:
     """Cells of three environments, one after the other; features and logits with gradient."""
     e = torch.arange(3).repeat_interleave(12)
     features, logits = (known.tensor(name).flatten(0, 1).requires_grad_() for name in ("features", "logits"))
-    return Outputs(features, logits, known.tensor("labels").flatten(), e)
+    return ClassifierOutputs(features, logits, known.tensor("labels").flatten(), e)
 
 
-def permuted(known: Known) -> Outputs:
+def permuted(known: Known) -> ClassifierOutputs:
     order = known.tensor("wilds_permutation")
-    return Outputs(*(part[order] for part in outputs(known)))
+    return ClassifierOutputs(*(part[order] for part in outputs(known)))
 
 
 def module(kind: type[ClassifierModule], n_environments: int = 3, **settings: Any) -> Any:
@@ -55,10 +55,10 @@ def test_coral():
     assert float(wilds.detach()) == pytest.approx(float(known["wilds_coral_objective_weight2"][0]), abs=TOLERANCE)
 
 
-def pairs_of(batch: Outputs) -> list[Outputs]:
+def pairs_of(batch: ClassifierOutputs) -> list[ClassifierOutputs]:
     """Cells of two environments each."""
     without = [batch.e != left_out for left_out in (2, 1, 0)]
-    return [Outputs(*(part[rows] for part in batch)) for rows in without]
+    return [ClassifierOutputs(*(part[rows] for part in batch)) for rows in without]
 
 
 def test_irm():

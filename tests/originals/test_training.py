@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from scbd.baselines import ERMModel
 from scbd.model import TrainingPlan
-from scbd.model._objective import Embedded, SCBDModule
+from scbd.model._objective import EmbeddedBatch, SCBDModule
 from scbd.model._plan import OnlineHead
 from scbd.model._train import _quiet_lightning
 from scbd.nn import AdditiveDecoder, Encoder, Preprocess
@@ -84,7 +84,7 @@ def losses(found: Networks, known: Known, number: int) -> Computed:
     content = found.blocks.content
     r_c = Encoder.forward(content, images)
     z = on_sphere(content.project(r_c)), found.blocks.style(images)
-    of_blocks = found.blocks.losses(Embedded(z, []), y, e)
+    of_blocks = found.blocks.losses(EmbeddedBatch(z, []), y, e)
     nats = found.decoder.negative_log_likelihood(images, *(part.detach() for part in z))
     parts = [of_blocks.parts[name] for name in ("supervised_c", "supervised_s", "invariance_c")]
     return Computed([*parts, nats], of_blocks.loss, r_c)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scbd.pl._looks import look, wrapped
+from scbd.pl._looks import series_style, wrap_name
 
 
 @pytest.mark.parametrize(
@@ -17,8 +17,8 @@ from scbd.pl._looks import look, wrapped
     ],
 )
 def test_names_are_broken_where_words_end(name, lines):
-    assert wrapped(name, 16) == lines
+    assert wrap_name(name, 16) == lines
 
 
 def test_many_series_are_told_apart():
-    assert len({(look(i)["color"], look(i)["marker"]) for i in range(88)}) == 88
+    assert len({(series_style(i)["color"], series_style(i)["marker"]) for i in range(88)}) == 88

@@ -35,7 +35,7 @@ from paper.reports import (
 )
 from paper.trials import Trial
 from scbd._files import save_figure
-from scbd.pl._images import draw_picture
+from scbd.pl._images import draw_image
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -143,7 +143,7 @@ def _exchange(kept: pd.DataFrame, out: Path) -> Figure:
         own[0, 0].set_title(title, loc="left", fontsize="small")
         for line, name in zip(own, names, strict=True):
             for ax, image in zip(line, panel[name], strict=True):
-                draw_picture(ax, image, np.zeros(3), np.ones(3))
+                draw_image(ax, image, np.zeros(3), np.ones(3))
     for ax, name in zip(axes[:, 0], names, strict=True):
         ax.set_ylabel(name.replace(" of ", "\nof "), rotation=0, ha="right", va="center", fontsize="small")
     return figure

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from scbd.data._loading import Stage
 
 # minimum number of cells per environment in a batch, so that its mean and covariance can be estimated
-_CELLS_WANTED = 8
+_MIN_CELLS_PER_ENVIRONMENT = 8
 
 
 class ShuffledBatches(ImageDataModule):
@@ -28,7 +28,7 @@ class ShuffledBatches(ImageDataModule):
         """Keep ``perturbations_per_batch=None``, for plain shuffling."""
 
 
-class OwnBatches(ShuffledBatches):
+class CustomBatches(ShuffledBatches):
     """Base of data modules that have their own way of drawing cells.
 
     Parameters
@@ -52,7 +52,7 @@ class OwnBatches(ShuffledBatches):
             raise ValueError(msg)
 
 
-class EnvironmentBatches(OwnBatches):
+class EnvironmentBalancedBatches(CustomBatches):
     """Data module whose batches have the same number of cells from each of several environments.
 
     A batch contains all environments if it has room for eight cells of each. Otherwise it contains fewer environments,
@@ -63,14 +63,14 @@ class EnvironmentBatches(OwnBatches):
     def _sampler(self, stage: Stage, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
         rows = self._rows(stage)
         codes, sizes = np.unique(self._e[rows], return_counts=True)
-        wanted = min(len(codes), max(2, batch_size // _CELLS_WANTED), batch_size // 2)
+        wanted = min(len(codes), max(2, batch_size // _MIN_CELLS_PER_ENVIRONMENT), batch_size // 2)
         n_cells = np.maximum(sizes, -(-batch_size // wanted))
         rows = np.concatenate([np.resize(rows[self._e[rows] == e], n) for e, n in zip(codes, n_cells, strict=True)])
         settings: dict[str, Any] = {"n_steps": n_steps, "seed": self.seed} | world
         return PerturbationSampler(rows, batch_size, labels=self._e[rows], perturbations_per_batch=wanted, **settings)
 
 
-class AlternatingSampler(ShuffleSampler):
+class SingleEnvironmentSampler(ShuffleSampler):
     """Batches of one environment each, preceded by batches of all environments.
 
     Batches form rounds. In a round, each environment has one batch, and the order of environments is random. Each
@@ -114,7 +114,7 @@ class AlternatingSampler(ShuffleSampler):
         return rng.choice(group, size=self.batch_size, replace=len(group) < self.batch_size, shuffle=False)
 
 
-class AlternatingBatches(OwnBatches):
+class SingleEnvironmentBatches(CustomBatches):
     """Data module whose training batches contain one environment each, after some shuffled batches.
 
     The first training batches are shuffled over all environments, and so are all validation batches.
@@ -124,7 +124,7 @@ class AlternatingBatches(OwnBatches):
     *args, **kwargs
         See :class:`scbd.data.ImageDataModule`.
     pretrain_steps
-        Minimum number of shuffled training batches before the first round, see :class:`AlternatingSampler`.
+        Minimum number of shuffled training batches before the first round, see :class:`SingleEnvironmentSampler`.
     """
 
     def __init__(self, *args: Any, pretrain_steps: int = 0, **kwargs: Any) -> None:
@@ -136,10 +136,10 @@ class AlternatingBatches(OwnBatches):
             return super()._sampler(stage, batch_size, n_steps, **world)
         rows = self._rows(stage)
         settings: dict[str, Any] = {"n_steps": n_steps, "seed": self.seed, "pretrain_steps": self.pretrain_steps}
-        return AlternatingSampler(rows, batch_size, environments=self._e[rows], **settings | world)
+        return SingleEnvironmentSampler(rows, batch_size, environments=self._e[rows], **settings | world)
 
 
-class EndlessOrder:
+class EndlessPermutation:
     """Endless sequence of rows, one random permutation of all rows after another.
 
     Parameters
@@ -166,7 +166,7 @@ class EndlessOrder:
         return np.random.default_rng([*self._seed, turn]).permutation(self._rows) if known is None else known
 
 
-class PairedSampler(BatchSampler):
+class ControlPairedSampler(BatchSampler):
     """Batches with controls in the first half and perturbed cells in the second half.
 
     Each group is shuffled, and shuffled again when all of its cells have been drawn. An epoch is one pass over the
@@ -200,7 +200,7 @@ class PairedSampler(BatchSampler):
                 "perturbed cell need both. Use another split, or more cells."
             )
             raise ValueError(msg)
-        self._orders = [EndlessOrder(group, [self.seed, which]) for which, group in enumerate(groups)]
+        self._orders = [EndlessPermutation(group, [self.seed, which]) for which, group in enumerate(groups)]
         self._sizes = [batch_size // 2, batch_size - batch_size // 2]
         passes = [len(group) // size for group, size in zip(groups, self._sizes, strict=True)]
         self.steps_per_epoch = max(1, *passes)
@@ -214,7 +214,7 @@ class PairedSampler(BatchSampler):
         )
 
 
-class PairedBatches(OwnBatches):
+class ControlPairedBatches(CustomBatches):
     """Data module whose batches contain as many controls as perturbed cells.
 
     Validation is one pass over the larger of the two groups.
@@ -234,4 +234,4 @@ class PairedBatches(OwnBatches):
     def _sampler(self, stage: Stage, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
         rows = self._rows(stage)
         settings: dict[str, Any] = {"n_steps": n_steps if stage == "train" else None, "seed": self.seed}
-        return PairedSampler(rows, batch_size, controls=self._y[rows] == self.control, **settings | world)
+        return ControlPairedSampler(rows, batch_size, controls=self._y[rows] == self.control, **settings | world)

@@ -17,11 +17,16 @@ from torch.nn import functional as F
 
 from scbd._anndata import E_REGISTRY, Y_REGISTRY
 from scbd._checks import check_count, check_number
-from scbd.baselines._batches import AlternatingBatches, AlternatingSampler, EnvironmentBatches, ShuffledBatches
+from scbd.baselines._batches import (
+    EnvironmentBalancedBatches,
+    ShuffledBatches,
+    SingleEnvironmentBatches,
+    SingleEnvironmentSampler,
+)
 from scbd.model._base import ImageModel
 from scbd.model._contract import EmbeddingModule, Losses
 from scbd.model._plan import TrainingPlan
-from scbd.nn._distributed import gather
+from scbd.nn._distributed import gather_rows
 from scbd.nn._encoders import Encoder
 
 if TYPE_CHECKING:
@@ -33,7 +38,7 @@ if TYPE_CHECKING:
     from scbd.nn._inputs import FeatureScaling, InputTransform, Preprocess
 
 
-class Outputs(NamedTuple):
+class ClassifierOutputs(NamedTuple):
     """Network outputs and labels of a batch, from which the loss is computed."""
 
     features: Tensor
@@ -45,11 +50,11 @@ class Outputs(NamedTuple):
     e: Tensor
     """Codes of the environment, ``(B,)``."""
 
-    def by_environment(self) -> Iterator[Outputs]:
+    def by_environment(self) -> Iterator[ClassifierOutputs]:
         """Yield the outputs of each environment in the batch."""
         for environment in self.e.unique():
             rows = self.e == environment
-            yield Outputs(*(part[rows] for part in self))
+            yield ClassifierOutputs(*(part[rows] for part in self))
 
 
 class ClassifierModule(EmbeddingModule):
@@ -96,9 +101,9 @@ class ClassifierModule(EmbeddingModule):
         if not self.training:
             return Losses(F.cross_entropy(logits, y))
         with torch.autocast(features.device.type, enabled=False):
-            return self.objective(Outputs(*map(gather, (features.float(), logits, y, e))), ramp)
+            return self.objective(ClassifierOutputs(*map(gather_rows, (features.float(), logits, y, e))), ramp)
 
-    def objective(self, batch: Outputs, ramp: float) -> Losses:
+    def objective(self, batch: ClassifierOutputs, ramp: float) -> Losses:
         """Compute the losses of a training batch; here the cross-entropy.
 
         Parameters
@@ -137,12 +142,12 @@ class PenaltyModule(ClassifierModule):
         """Settings of the objective, which a resumed run must share."""
         return {"penalty": self.penalty}
 
-    def objective(self, batch: Outputs, ramp: float) -> Losses:
+    def objective(self, batch: ClassifierOutputs, ramp: float) -> Losses:
         """Compute the cross-entropy plus the weighted penalty."""
         error, penalty = F.cross_entropy(batch.logits, batch.y), self.penalise(batch)
         return Losses(error + ramp * self.penalty * penalty, {"cross_entropy": error, "penalty": penalty})
 
-    def penalise(self, batch: Outputs) -> Tensor:
+    def penalise(self, batch: ClassifierOutputs) -> Tensor:
         """Compute the penalty of a batch, a scalar."""
         raise NotImplementedError
 
@@ -171,9 +176,9 @@ class ClassifierModel(ImageModel):
         } | preprocess
         whitening, how, norm = (settings.pop(name) for name in ("whitening", "whitening_kwargs", "norm"))
         self.module = self._module(
-            self._preprocess(**settings),
+            self._make_preprocess(**settings),
             encoder=encoder,
-            transform=self._transform(encoder, whitening, settings=how),
+            transform=self._make_transform(encoder, whitening, settings=how),
             norm=norm,
             n_labels=len(self._registered(Y_REGISTRY)["categories"]),
             n_environments=len(self._registered(E_REGISTRY)["categories"]),
@@ -181,7 +186,7 @@ class ClassifierModel(ImageModel):
         )
 
     @property
-    def _own_head(self) -> nn.Linear:
+    def _objective_head(self) -> nn.Linear:
         return self.module.head
 
 
@@ -242,7 +247,7 @@ class CORALModule(PenaltyModule):
     with a single cell in the batch are excluded.
     """
 
-    def penalise(self, batch: Outputs) -> Tensor:
+    def penalise(self, batch: ClassifierOutputs) -> Tensor:
         """Compute the mean distance between moments of environments; 0 for fewer than two environments."""
         moments = [(f.mean(0), f.T.cov()) for f, *_ in batch.by_environment() if len(f) > 1]
         apart = [
@@ -276,7 +281,7 @@ class CORALModel(ClassifierModel):
     """
 
     _module = CORALModule
-    traits = replace(ClassifierModel.traits, batches=EnvironmentBatches)
+    traits = replace(ClassifierModel.traits, batches=EnvironmentBalancedBatches)
 
     def __init__(
         self,
@@ -292,10 +297,10 @@ class CORALModel(ClassifierModel):
 
 
 # width of the discriminator's two hidden layers
-_WIDTH = 1024
+_DISCRIMINATOR_WIDTH = 1024
 
 
-class ReversedGradient(torch.autograd.Function):
+class GradientReversal(torch.autograd.Function):
     """The identity, with its gradient multiplied by minus the weight.
 
     Layers after it learn to reduce the loss, and layers before it to increase the loss.
@@ -325,19 +330,19 @@ class DANNModule(PenaltyModule):
         super().__init__(*args, **kwargs)
         width = self.content.n_features
         self.discriminator = nn.Sequential(
-            nn.Linear(width, _WIDTH),
-            nn.BatchNorm1d(_WIDTH),
+            nn.Linear(width, _DISCRIMINATOR_WIDTH),
+            nn.BatchNorm1d(_DISCRIMINATOR_WIDTH),
             nn.ReLU(),
-            nn.Linear(_WIDTH, _WIDTH),
-            nn.BatchNorm1d(_WIDTH),
+            nn.Linear(_DISCRIMINATOR_WIDTH, _DISCRIMINATOR_WIDTH),
+            nn.BatchNorm1d(_DISCRIMINATOR_WIDTH),
             nn.ReLU(),
-            nn.Linear(_WIDTH, self.n_environments),
+            nn.Linear(_DISCRIMINATOR_WIDTH, self.n_environments),
         )
 
-    def objective(self, batch: Outputs, ramp: float) -> Losses:
+    def objective(self, batch: ClassifierOutputs, ramp: float) -> Losses:
         """Compute the cross-entropy of y plus that of the discriminator."""
         error = F.cross_entropy(batch.logits, batch.y)
-        seen = ReversedGradient.apply(batch.features, ramp * self.penalty)
+        seen = GradientReversal.apply(batch.features, ramp * self.penalty)
         told = F.cross_entropy(self.discriminator(seen), batch.e)
         return Losses(error + told, {"cross_entropy": error, "discriminator": told})
 
@@ -372,7 +377,7 @@ class DANNModel(ClassifierModel):
     """
 
     _module = DANNModule
-    traits = replace(ClassifierModel.traits, batches=EnvironmentBatches, fixed_labels=(Y_REGISTRY, E_REGISTRY))
+    traits = replace(ClassifierModel.traits, batches=EnvironmentBalancedBatches, fixed_labels=(Y_REGISTRY, E_REGISTRY))
 
     def __init__(
         self,
@@ -399,7 +404,7 @@ class IRMModule(PenaltyModule):
     negative.
     """
 
-    def penalise(self, batch: Outputs) -> Tensor:
+    def penalise(self, batch: ClassifierOutputs) -> Tensor:
         """Compute the mean penalty of the environments with at least two cells in the batch."""
         slopes = []
         for part in batch.by_environment():
@@ -478,7 +483,7 @@ class IRMModel(ClassifierModel):
     """
 
     _module = IRMModule
-    traits = replace(ClassifierModel.traits, batches=EnvironmentBatches, plan=IRMPlan)
+    traits = replace(ClassifierModel.traits, batches=EnvironmentBalancedBatches, plan=IRMPlan)
 
     def __init__(
         self,
@@ -524,7 +529,7 @@ class GroupDROModule(ClassifierModule):
         """Settings of the objective, which a resumed run must share."""
         return {"step_size": self.step_size}
 
-    def objective(self, batch: Outputs, ramp: float) -> Losses:
+    def objective(self, batch: ClassifierOutputs, ramp: float) -> Losses:
         """Update the weights, and compute the weighted cross-entropy and its largest term before weighting."""
         here = batch.e.unique()
         errors = torch.stack([F.cross_entropy(part.logits, part.y) for part in batch.by_environment()])
@@ -562,7 +567,7 @@ class GroupDROModel(ClassifierModel):
     """
 
     _module = GroupDROModule
-    traits = replace(ClassifierModel.traits, batches=EnvironmentBatches, fixed_labels=(Y_REGISTRY, E_REGISTRY))
+    traits = replace(ClassifierModel.traits, batches=EnvironmentBalancedBatches, fixed_labels=(Y_REGISTRY, E_REGISTRY))
 
     def __init__(
         self,
@@ -631,7 +636,7 @@ class FishAdamW(torch.optim.AdamW):
             yield
         except BaseException:
             for group, weights in zip(self.param_groups, kept, strict=True):
-                _copy(group["params"], weights)
+                _set_parameters(group["params"], weights)
             raise
         for group, weights in zip(self.param_groups, kept, strict=True):
             self._leave(group, weights)
@@ -645,7 +650,7 @@ class FishAdamW(torch.optim.AdamW):
         if group["n_steps"] < group["pretrain"]:
             return []
         kept = [p.clone() for p in group["params"]]
-        _copy(group["params"], [self.state[p].get("ahead", p) for p in group["params"]])
+        _set_parameters(group["params"], [self.state[p].get("ahead", p) for p in group["params"]])
         return kept
 
     @torch.no_grad()
@@ -664,7 +669,7 @@ class FishAdamW(torch.optim.AdamW):
 
 
 @torch.no_grad()
-def _copy(parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+def _set_parameters(parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
     """Set parameters to the values in ``weights``; do nothing if ``weights`` is empty."""
     for p, values in zip(parameters, weights, strict=False):
         p.copy_(values)
@@ -693,7 +698,7 @@ class FishPlan(TrainingPlan):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return AdamW in rounds, with one step per environment of the training cells."""
         sampler = self.trainer.datamodule.train_sampler  # type: ignore[attr-defined]
-        assert isinstance(sampler, AlternatingSampler)
+        assert isinstance(sampler, SingleEnvironmentSampler)
         return FishAdamW(
             self.parameter_groups(),
             lr=self.lr,
@@ -748,7 +753,7 @@ class FishModel(ClassifierModel):
     (240,)
     """
 
-    traits = replace(ClassifierModel.traits, batches=AlternatingBatches, plan=FishPlan)
+    traits = replace(ClassifierModel.traits, batches=SingleEnvironmentBatches, plan=FishPlan)
 
     def __init__(
         self,

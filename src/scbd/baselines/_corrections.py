@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._checks import check_choice, check_count, check_number, check_unmasked, head, inflect
+from scbd._checks import check_choice, check_count, check_number, check_unmasked, inflect, join_first
 from scbd._linear_maps import (
     LinearMap,
     column_means,
     covariance,
-    discriminants,
-    inverse_of_varying,
+    discriminant_axes,
+    inverse_deviations,
     label_means,
-    mean_and_factor,
-    principal_map,
-    resolution,
-    whitening,
+    mean_and_inverse_deviation,
+    principal_components_map,
+    relative_rounding_error,
+    whitening_matrix,
     within_covariance,
 )
-from scbd.metrics._table import chosen_rows
+from scbd.metrics._table import row_mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 _BLOCK = 8_192
 
 
-class Table(NamedTuple):
+class FitTable(NamedTuple):
     """A feature table with the rows that a correction learns from."""
 
     features: np.ndarray
@@ -59,7 +59,7 @@ class Table(NamedTuple):
         return self.fit if self.controls is None else self.controls
 
 
-def read_table(features: Any, *, fit: ArrayLike | None = None, controls: ArrayLike | None = None) -> Table:
+def read_table(features: Any, *, fit: ArrayLike | None = None, controls: ArrayLike | None = None) -> FitTable:
     """Check a feature table and its selections of rows.
 
     Raises
@@ -68,15 +68,15 @@ def read_table(features: Any, *, fit: ArrayLike | None = None, controls: ArrayLi
         If features are not a table ``(N, D)`` of finite numbers, a selection does not fit the table, or fewer than two
         rows remain.
     """
-    values, names = _numbers(features)
-    chosen = learned_from("fit", fit, len(values))
+    values, names = _as_float_table(features)
+    chosen = selected_rows("fit", fit, len(values))
     if controls is None:
-        return Table(values, _at_least_two(chosen, "fit"), None, names)
-    both = learned_from("controls", controls, len(values)) & chosen
-    return Table(values, chosen, _at_least_two(both, "controls" if fit is None else "controls in fit"), names)
+        return FitTable(values, _at_least_two(chosen, "fit"), None, names)
+    both = selected_rows("controls", controls, len(values)) & chosen
+    return FitTable(values, chosen, _at_least_two(both, "controls" if fit is None else "controls in fit"), names)
 
 
-def learned_from(name: str, chosen: ArrayLike | None, n: int) -> np.ndarray:
+def selected_rows(name: str, chosen: ArrayLike | None, n: int) -> np.ndarray:
     """Return a selection of rows as a mask ``(N,)``, see :func:`chosen_rows`.
 
     Raises
@@ -85,14 +85,14 @@ def learned_from(name: str, chosen: ArrayLike | None, n: int) -> np.ndarray:
         If the selection is not valid, or is empty.
     """
     # numpy makes an empty list a float array, which is neither a mask nor row numbers
-    mask = chosen_rows(name, chosen, n) if chosen is None or np.size(chosen) else np.zeros(n, dtype=bool)
+    mask = row_mask(name, chosen, n) if chosen is None or np.size(chosen) else np.zeros(n, dtype=bool)
     if not mask.any():
         msg = f"{name} names none of {n} rows: nothing can be learned from no row."
         raise ValueError(msg)
     return mask
 
 
-def as_codes(name: str, labels: ArrayLike, needed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def encode_row_labels(name: str, labels: ArrayLike, needed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the code of each row's label ``(N,)``, and the labels.
 
     Rows outside of the mask ``needed`` may lack a label; their code is -1.
@@ -111,12 +111,12 @@ def as_codes(name: str, labels: ArrayLike, needed: np.ndarray) -> tuple[np.ndarr
     codes, names = pd.factorize(values)
     missing = np.flatnonzero((codes < 0) & needed)
     if missing.size:
-        msg = f"{name} has no value for {missing.size} rows ({head(missing)}): leave them out, or out of fit."
+        msg = f"{name} has no value for {missing.size} rows ({join_first(missing)}): leave them out, or out of fit."
         raise ValueError(msg)
     return codes, names
 
 
-def environment_codes(environments: ArrayLike, table: Table) -> tuple[np.ndarray, np.ndarray]:
+def environment_codes(environments: ArrayLike, table: FitTable) -> tuple[np.ndarray, np.ndarray]:
     """Return the code of each row's environment ``(N,)``, and the names of the environments.
 
     Raises
@@ -124,7 +124,7 @@ def environment_codes(environments: ArrayLike, table: Table) -> tuple[np.ndarray
     ValueError
         If there is not one environment per row, or an environment has fewer than two rows in ``table.reference``.
     """
-    codes, names = as_codes("environments", environments, np.ones(len(table.fit), dtype=bool))
+    codes, names = encode_row_labels("environments", environments, np.ones(len(table.fit), dtype=bool))
     few = names[np.bincount(codes[table.reference], minlength=len(names)) < 2]
     if len(few):
         which = ("rows" if table.controls is None else "controls") + ("" if table.fit.all() else " in fit")
@@ -138,7 +138,7 @@ def environment_codes(environments: ArrayLike, table: Table) -> tuple[np.ndarray
     return codes, names
 
 
-def read_environments(features: ArrayLike, environments: ArrayLike) -> tuple[Table, np.ndarray]:
+def read_environments(features: ArrayLike, environments: ArrayLike) -> tuple[FitTable, np.ndarray]:
     """Return the checked features, and the code of each row's environment, for ComBat and Harmony.
 
     Raises
@@ -161,7 +161,7 @@ def _at_least_two(mask: np.ndarray, what: str) -> np.ndarray:
     return mask
 
 
-def _numbers(features: Any) -> tuple[np.ndarray, Sequence[Any]]:
+def _as_float_table(features: Any) -> tuple[np.ndarray, Sequence[Any]]:
     """Return features as a floating-point array, and their names; raise a ValueError if they are not usable."""
     if hasattr(features, "toarray"):
         msg = "features are a sparse matrix: give them dense, as features.toarray()."
@@ -169,7 +169,7 @@ def _numbers(features: Any) -> tuple[np.ndarray, Sequence[Any]]:
     check_unmasked("An array of features", features)
     values = np.asarray(features)
     if values.dtype == object:  # numeric columns of a table with mixed column types
-        values = _unboxed(values)
+        values = _as_float64(values)
     if values.dtype.kind not in "fiub":
         msg = f"features are of type {values.dtype}, not numbers: leave out columns of names and labels."
         raise ValueError(msg)
@@ -182,7 +182,7 @@ def _numbers(features: Any) -> tuple[np.ndarray, Sequence[Any]]:
     return values, names
 
 
-def _unboxed(values: np.ndarray) -> np.ndarray:
+def _as_float64(values: np.ndarray) -> np.ndarray:
     try:
         return values.astype(np.float64)
     except (TypeError, ValueError):
@@ -198,15 +198,16 @@ def _check_finite(values: np.ndarray, names: Any) -> None:
         rows[start : start + _BLOCK] = wrong.any(1)
         columns |= wrong.any(0)
     if rows.any():
-        which = head(names[column] for column in np.flatnonzero(columns))
+        which = join_first(names[column] for column in np.flatnonzero(columns))
         msg = (
-            f"features are missing or infinite in {rows.sum()} of {len(rows)} rows (rows {head(np.flatnonzero(rows))}) "
+            f"features are missing or infinite in {rows.sum()} of {len(rows)} rows (rows "
+            f"{join_first(np.flatnonzero(rows))}) "
             f"and {columns.sum()} of {len(columns)} features ({which}): drop these, or fill them in before."
         )
         raise ValueError(msg)
 
 
-def scaling_of(table: Table) -> tuple[np.ndarray, np.ndarray]:
+def reference_scaling(table: FitTable) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean and the scale factor of each feature over the reference rows, see :func:`mean_and_factor`.
 
     A log message names the constant features, whose factor is 0.
@@ -215,17 +216,17 @@ def scaling_of(table: Table) -> tuple[np.ndarray, np.ndarray]:
     -------
     Mean and factor, ``(D,)`` each, float64.
     """
-    mean, factor = mean_and_factor(table.features[table.reference])
-    tell_constant(table, factor == 0)
+    mean, factor = mean_and_inverse_deviation(table.features[table.reference])
+    log_constant_features(table, factor == 0)
     return mean, factor
 
 
-def tell_constant(table: Table, constant: np.ndarray, done: str = "Left out") -> None:
+def log_constant_features(table: FitTable, constant: np.ndarray, done: str = "Left out") -> None:
     """Log which features, boolean ``(D,)``, are constant over the reference rows, and how they were treated."""
     if constant.any():
         rows = "rows" if table.controls is None else "controls"
         said = "%s %d of %d features that are constant among %s, or vary by rounding alone (%s)."
-        logger.info(said, done, constant.sum(), len(constant), rows, head(compress(table.names, constant)))
+        logger.info(said, done, constant.sum(), len(constant), rows, join_first(compress(table.names, constant)))
 
 
 def standardize_by_environment(
@@ -277,15 +278,15 @@ def standardize_by_environment(
     constant = np.zeros(table.features.shape[1], dtype=bool)
     for code in range(len(names)):
         here = codes == code
-        mean, factor = mean_and_factor(table.features[here & table.reference])
+        mean, factor = mean_and_inverse_deviation(table.features[here & table.reference])
         centred = table.features[here] - mean
         # set rounding errors of constant features to 0: a probe that rescales them could predict the environment
-        rounding = resolution(table.features.dtype) * np.abs(mean)
+        rounding = relative_rounding_error(table.features.dtype) * np.abs(mean)
         centred[:, (factor == 0) & (np.abs(centred).max(0) <= rounding)] = 0
         corrected[here] = centred * np.where(factor > 0, factor, 1) if scale else centred
         constant |= factor == 0
     if scale:
-        tell_constant(table, constant, "Only centred, in one environment or more,")
+        log_constant_features(table, constant, "Only centred, in one environment or more,")
     return corrected
 
 
@@ -337,11 +338,11 @@ def sphering(
     True
     """
     table = read_table(features, fit=fit, controls=controls)
-    mean, factor = scaling_of(table)
-    return white_map(mean, factor, covariance(table.features[table.reference]), regularization)(table.features)
+    mean, factor = reference_scaling(table)
+    return whitening_map(mean, factor, covariance(table.features[table.reference]), regularization)(table.features)
 
 
-def white_map(mean: np.ndarray, factor: np.ndarray, spread: np.ndarray, regularization: float) -> LinearMap:
+def whitening_map(mean: np.ndarray, factor: np.ndarray, spread: np.ndarray, regularization: float) -> LinearMap:
     """Return the map that makes a covariance of features white, after features are scaled by ``factor``.
 
     ``spread`` is the covariance ``(D, D)`` of the features before scaling. Features with a factor of 0 are ignored; for
@@ -359,7 +360,7 @@ def white_map(mean: np.ndarray, factor: np.ndarray, spread: np.ndarray, regulari
         msg = "features are constant in all rows that they would be scaled by: nothing can be learned from these."
         raise ValueError(msg)
     matrix = np.zeros_like(spread)
-    matrix[varying, : len(varying)] = factor[varying, None] * whitening(scaled, regularization)
+    matrix[varying, : len(varying)] = factor[varying, None] * whitening_matrix(scaled, regularization)
     return LinearMap(matrix, -mean @ matrix)
 
 
@@ -429,22 +430,22 @@ def tvn(
         raise ValueError(msg)
     table = read_table(features, fit=fit, controls=controls)
     codes, names = environment_codes(environments, table)
-    typical = _typical(table, codes)
+    typical = _estimate_control_variation(table, codes)
     n_columns = typical.white.shape[1]
     corrected = np.empty((len(codes), n_columns), dtype=np.float32)
     total = np.zeros((n_columns, n_columns))
     for code in range(len(names)):
-        spread = typical.spread_of(code)
+        spread = typical.covariance_of(code)
         variances, axes = np.linalg.eigh(spread)
         matrix = typical.white @ (axes / np.sqrt(variances + regularization)) @ axes.T
         here = codes == code
         corrected[here] = LinearMap(matrix, -typical.means[code] @ matrix)(table.features[here])
-        total += typical.share_of(code) * (axes * (variances / (variances + regularization))) @ axes.T
+        total += typical.weight_of(code) * (axes * (variances / (variances + regularization))) @ axes.T
     variances, axes = np.linalg.eigh(total)
     return LinearMap((axes / np.sqrt(variances)) @ axes.T, np.zeros(n_columns))(corrected)
 
 
-class _Typical(NamedTuple):
+class _ControlVariation(NamedTuple):
     """Typical variation: the variation of controls around the mean of their environment."""
 
     means: np.ndarray
@@ -457,41 +458,43 @@ class _Typical(NamedTuple):
     """Environment codes of these controls."""
     shrinkage: float
     """Weight with which covariances are shrunk towards that of uncorrelated features with unit variance."""
-    unrelated: np.ndarray
+    uncorrelated_variances: np.ndarray
     """Variances of such uncorrelated features in the white space, ``(K,)``."""
 
-    def spread_of(self, code: int) -> np.ndarray:
+    def covariance_of(self, code: int) -> np.ndarray:
         """Return the shrunk covariance of the controls of an environment, in the white space.
 
-        Its mean over environments, weighted by :meth:`share_of`, is the identity.
+        Its mean over environments, weighted by :meth:`weight_of`, is the identity.
         """
         own = self.controls[self.codes == code]
-        return (1 - self.shrinkage) * own.T @ own / (len(own) - 1) + np.diag(self.shrinkage * self.unrelated)
+        return (1 - self.shrinkage) * own.T @ own / (len(own) - 1) + np.diag(
+            self.shrinkage * self.uncorrelated_variances
+        )
 
-    def share_of(self, code: int) -> float:
+    def weight_of(self, code: int) -> float:
         """Return the fraction of the degrees of freedom of all environments that an environment contributes."""
         return ((self.codes == code).sum() - 1) / (len(self.codes) - len(self.means))
 
 
-def _typical(table: Table, codes: np.ndarray) -> _Typical:
+def _estimate_control_variation(table: FitTable, codes: np.ndarray) -> _ControlVariation:
     """Estimate the variation of the reference rows (the controls) around the mean of their environment."""
     controls, codes = table.features[table.reference], codes[table.reference]
     _, means, _ = label_means(controls, codes)
     centred = controls - means[codes]
     freedom = len(centred) - len(means)
-    factor = inverse_of_varying(np.sqrt((centred**2).sum(0) / freedom), controls)
+    factor = inverse_deviations(np.sqrt((centred**2).sum(0) / freedom), controls)
     varying = np.flatnonzero(factor)
     if not varying.size:
         msg = "No feature varies among the controls of an environment: there is no typical variation to learn from."
         raise ValueError(msg)
-    tell_constant(table, factor == 0)
+    log_constant_features(table, factor == 0)
     centred = centred[:, varying] * factor[varying]
     shrinkage = len(varying) / (len(varying) + freedom)
     pooled = centred.T @ centred / freedom
-    white = whitening((1 - shrinkage) * pooled + shrinkage * np.eye(len(varying)), 0)
+    white = whitening_matrix((1 - shrinkage) * pooled + shrinkage * np.eye(len(varying)), 0)
     matrix = np.zeros((len(factor), len(varying)))
     matrix[varying] = factor[varying, None] * white
-    return _Typical(means, matrix, centred @ white, codes, shrinkage, (white**2).sum(0))
+    return _ControlVariation(means, matrix, centred @ white, codes, shrinkage, (white**2).sum(0))
 
 
 def wccn(
@@ -560,18 +563,18 @@ def wccn(
     0.0
     """
     table = read_table(features, fit=fit, controls=controls)
-    where = Positions(positions, position_weight)
-    return within_map(table, labels, where, regularization).white(table.features)
+    where = PositionNoise(positions, position_weight)
+    return fit_within_label_map(table, labels, where, regularization).white(table.features)
 
 
-class Positions(NamedTuple):
+class PositionNoise(NamedTuple):
     """Positions of cells on their plates, and the weight with which their variation counts as noise."""
 
     values: ArrayLike | None
     weight: float
 
 
-class Within(NamedTuple):
+class WithinLabelMap(NamedTuple):
     """A map that whitens the variation within labels, and the mapped label means."""
 
     white: LinearMap
@@ -581,21 +584,23 @@ class Within(NamedTuple):
     """Number of rows of each label, ``(L,)``."""
 
 
-def within_map(table: Table, labels: ArrayLike, positions: Positions, regularization: float) -> Within:
+def fit_within_label_map(
+    table: FitTable, labels: ArrayLike, positions: PositionNoise, regularization: float
+) -> WithinLabelMap:
     """Learn the map that gives rows of a label the same variance in all directions."""
-    codes, names = as_codes("labels", labels, table.fit)
+    codes, names = encode_row_labels("labels", labels, table.fit)
     learned, codes = table.features[table.fit], codes[table.fit]
     _, means, counts = label_means(learned, codes)
     if counts.max() < 2:
         msg = f"Each of {len(counts)} labels has one row to learn from: how rows of a label differ is not known."
         raise ValueError(msg)
-    spread = within_covariance(learned, codes) + _of_positions(table, positions)
-    mean, factor = scaling_of(table)
-    white = white_map(mean, factor, spread, regularization)
-    return Within(white, means @ white.matrix, counts)
+    spread = within_covariance(learned, codes) + _position_covariance(table, positions)
+    mean, factor = reference_scaling(table)
+    white = whitening_map(mean, factor, spread, regularization)
+    return WithinLabelMap(white, means @ white.matrix, counts)
 
 
-def _of_positions(table: Table, positions: Positions) -> np.ndarray | float:
+def _position_covariance(table: FitTable, positions: PositionNoise) -> np.ndarray | float:
     """Return the covariance of the controls' position means times its weight; 0 without positions."""
     check_number("position_weight", positions.weight)
     if positions.values is None:
@@ -603,7 +608,7 @@ def _of_positions(table: Table, positions: Positions) -> np.ndarray | float:
     if table.controls is None:
         msg = "positions tell something where the perturbation is the same: say which rows are controls (controls=...)."
         raise ValueError(msg)
-    codes, _ = as_codes("positions", positions.values, table.controls)
+    codes, _ = encode_row_labels("positions", positions.values, table.controls)
     _, means, counts = label_means(table.features[table.controls], codes[table.controls])
     if len(counts) < 2:
         msg = "Controls have one position: what positions do is not known. Leave positions out."
@@ -674,10 +679,10 @@ def lda(
     """
     check_count("n_components", n_components)
     table = read_table(features, fit=fit, controls=controls)
-    within = within_map(table, labels, Positions(positions, position_weight), regularization)
-    between = _between(within)
-    axes = discriminants(between, n_components=min(n_components, len(within.means) - 1, len(between)))
-    return _along(table, within, axes)
+    within = fit_within_label_map(table, labels, PositionNoise(positions, position_weight), regularization)
+    between = _between_covariance(within)
+    axes = discriminant_axes(between, n_components=min(n_components, len(within.means) - 1, len(between)))
+    return _project(table, within, axes)
 
 
 def plda(
@@ -742,19 +747,19 @@ def plda(
     """
     check_number("shrinkage", shrinkage, most=1)
     table = read_table(features, fit=fit, controls=controls)
-    within = within_map(table, labels, Positions(positions, position_weight), regularization)
+    within = fit_within_label_map(table, labels, PositionNoise(positions, position_weight), regularization)
     rows = float(np.median(within.counts))
-    return _along(table, within, discriminants(_between(within), shrinkage=shrinkage, rows=rows))
+    return _project(table, within, discriminant_axes(_between_covariance(within), shrinkage=shrinkage, rows=rows))
 
 
-def _between(within: Within) -> np.ndarray:
+def _between_covariance(within: WithinLabelMap) -> np.ndarray:
     if len(within.means) < 2:
         msg = "There is one label to learn from: in what labels differ is not known."
         raise ValueError(msg)
     return covariance(within.means)
 
 
-def _along(table: Table, within: Within, axes: np.ndarray) -> np.ndarray:
+def _project(table: FitTable, within: WithinLabelMap, axes: np.ndarray) -> np.ndarray:
     return within.white.then(LinearMap(axes, np.zeros(axes.shape[1])))(table.features)
 
 
@@ -798,11 +803,11 @@ def combat(features: ArrayLike, environments: ArrayLike) -> np.ndarray:
     table, codes = read_environments(features, environments)
     _, means, _ = label_means(table.features, codes)
     sd = np.sqrt(((table.features - means[codes]) ** 2).mean(0))
-    varying = inverse_of_varying(sd, table.features) > 0
+    varying = inverse_deviations(sd, table.features) > 0
     if varying.sum() < 2:
         msg = f"{varying.sum()} features vary within environments: ComBat learns from one feature about the others."
         raise ValueError(msg)
-    tell_constant(table, ~varying)
+    log_constant_features(table, ~varying)
     corrected = np.broadcast_to(column_means(table.features), table.features.shape).astype(np.float32)
     corrected[:, varying] = _by_scanpy(table.features[:, varying].astype(np.float64), codes)
     return corrected
@@ -863,8 +868,10 @@ def harmony(
     values = table.features
     if n_components is not None:
         check_count("n_components", n_components)
-        mean, factor = scaling_of(table)
-        values = principal_map(mean, factor, covariance(values, mean), min(n_components, len(values) - 1))(values)
+        mean, factor = reference_scaling(table)
+        values = principal_components_map(mean, factor, covariance(values, mean), min(n_components, len(values) - 1))(
+            values
+        )
     values = values.astype(np.float64)
     if len(values) <= values.shape[1]:
         msg = f"Harmony needs more rows than columns, got {values.shape}: give n_components."
@@ -885,7 +892,7 @@ def _harmonypy() -> ModuleType:
 
 
 # descriptions of required arguments, for error messages
-_MEANT = {
+_ARGUMENT_DESCRIPTIONS = {
     "environments": "the environment of each cell",
     "labels": "the perturbation of each cell",
     "controls": "which cells are controls",
@@ -904,7 +911,7 @@ class Correction(NamedTuple):
 
 
 # optional arguments of corrections that use the variation within labels
-_WITHIN = ("fit", "controls", "positions")
+_LABEL_ARGUMENTS = ("fit", "controls", "positions")
 CORRECTIONS: dict[str, Correction] = {
     "centred": Correction(partial(standardize_by_environment, scale=False), ("environments", "controls")),
     "standardised": Correction(standardize_by_environment, ("environments",)),
@@ -913,9 +920,9 @@ CORRECTIONS: dict[str, Correction] = {
     "Harmony": Correction(harmony, ("environments",), ()),
     "sphering": Correction(sphering, ("controls",)),
     "TVN": Correction(tvn, ("environments", "controls")),
-    "WCCN": Correction(wccn, ("labels",), _WITHIN),
-    "LDA": Correction(lda, ("labels",), _WITHIN),
-    "PLDA": Correction(plda, ("labels",), _WITHIN),
+    "WCCN": Correction(wccn, ("labels",), _LABEL_ARGUMENTS),
+    "LDA": Correction(lda, ("labels",), _LABEL_ARGUMENTS),
+    "PLDA": Correction(plda, ("labels",), _LABEL_ARGUMENTS),
 }
 
 
@@ -999,5 +1006,7 @@ def check_correction(correction: str, known: Any) -> None:
     check_choice("correction", correction, CORRECTIONS.keys())
     for name in CORRECTIONS[correction].needs:
         if name not in known:
-            msg = f"{correction} learns from {name}, and none are given: say {_MEANT[name]} ({name}=...)."
+            msg = (
+                f"{correction} learns from {name}, and none are given: say {_ARGUMENT_DESCRIPTIONS[name]} ({name}=...)."
+            )
             raise ValueError(msg)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scbd._anndata import CROSS, E_REGISTRY, Y_REGISTRY
-from scbd._checks import check_choice, check_count, counted, head, inflect
-from scbd.baselines._batches import PairedBatches, ShuffledBatches
+from scbd._anndata import CROSS_SEPARATOR, E_REGISTRY, Y_REGISTRY
+from scbd._checks import check_choice, check_count, format_count, inflect, join_first
+from scbd.baselines._batches import ControlPairedBatches, ShuffledBatches
 from scbd.model._base import ImageModel
-from scbd.model._contract import EmbeddingModule, Losses, Prepared
+from scbd.model._contract import EmbeddingModule, Losses, PreparedInputs
 from scbd.model._embed import row_numbers
 from scbd.model._pictures import PictureMixin
 from scbd.model._plan import TrainingPlan
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from scbd.nn._inputs import FeatureScaling, Preprocess
 
 # gradient norm above which a step is skipped, and norm to which longer gradients are clipped (Child, 2021)
-_SKIPPED_ABOVE, _CLIPPED_ABOVE = 1e12, 1e6
+_SKIP_GRADIENT_NORM, _CLIP_GRADIENT_NORM = 1e12, 1e6
 # variance of a component's posterior mean over cells, above which the component is active (Burda et al., 2016)
-_ACTIVE_ABOVE = 0.01
+_MIN_ACTIVE_VARIANCE = 0.01
 
 
 class LatentModule(EmbeddingModule):
@@ -87,9 +87,9 @@ class LatentModule(EmbeddingModule):
         self.content = Posterior(shape, n_latent)
         if n_blocks == 2:
             self.style = Posterior(shape, n_latent, n_experts)
-        self.decoder = Decoder((*[n_latent] * (n_blocks - 1), n_latent + n_beside), shape, likelihood)
+        self.decoder = LatentDecoder((*[n_latent] * (n_blocks - 1), n_latent + n_beside), shape, likelihood)
 
-    def posteriors(self, images: Prepared, e: Tensor) -> tuple[Gaussian, ...]:
+    def posteriors(self, images: PreparedInputs, e: Tensor) -> tuple[Gaussian, ...]:
         """Return the posterior of z_c and, if there are two blocks, of z_s."""
         of_c = self.content(images.within)
         return (of_c,) if self.style is None else (of_c, self.style(images.whole))
@@ -150,8 +150,8 @@ class LatentPlan(TrainingPlan):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradient, or discard it if its norm is above the limit or not finite."""
-        length = torch.nn.utils.clip_grad_norm_(self.module.parameters(), _CLIPPED_ABOVE)
-        if not bool(length <= _SKIPPED_ABOVE):  # the negation is also true of NaN
+        length = torch.nn.utils.clip_grad_norm_(self.module.parameters(), _CLIP_GRADIENT_NORM)
+        if not bool(length <= _SKIP_GRADIENT_NORM):  # the negation is also true of NaN
             self.skipped += 1
             optimizer.zero_grad(set_to_none=True)
         self.log("skipped_gradients", self.skipped.clone(), on_step=True, on_epoch=False)
@@ -165,7 +165,7 @@ class LatentModel(PictureMixin, ImageModel):
         ImageModel.traits,
         batches=ShuffledBatches,
         plan=LatentPlan,
-        findings={**ImageModel.traits.findings, "latent_health_": pd.DataFrame},
+        derived_attributes={**ImageModel.traits.derived_attributes, "latent_health_": pd.DataFrame},
     )
 
     def _set_up(
@@ -175,7 +175,7 @@ class LatentModel(PictureMixin, ImageModel):
         check_count("kl_warmup_steps", kl_warmup_steps, 0)
         inputs: dict[str, Any] = {"standardize_by": "auto", "augment": True} | preprocess
         self.module = module(
-            self._preprocess(**inputs),
+            self._make_preprocess(**inputs),
             n_labels=len(self._registered(Y_REGISTRY)["categories"]),
             n_environments=len(self._registered(E_REGISTRY)["categories"]),
             **settings,
@@ -203,13 +203,13 @@ class LatentModel(PictureMixin, ImageModel):
 
     def _embedded(self, block: str, adata: AnnData | None, rows: Any, batch_size: int) -> np.ndarray:
         """Return the decoder's input of a block for these rows, computed from the posteriors' means."""
-        adata, module = self._require(adata), self.module
+        adata, module = self._adata_or_attached(adata), self.module
         source = self._source(adata)
         rows = np.arange(source.shape[0]) if rows is None else row_numbers(rows, source.shape[0])
         labels = self._label_codes(adata)[rows], self._environment_codes(adata)[0][rows, 0]
         self._check_labels(*labels, rows)
         y, e = (torch.from_numpy(codes).to(self.device) for codes in labels)
-        environments = self._environments(adata, leftover=False)
+        environments = self._environment_corrections(adata, leftover=False)
         codes, within = (None, None) if environments is None else (e, environments.inputs)
         number = "cs".index(block)
         z = np.empty((len(rows), module.decoder.n_latents[number]), dtype=np.float32)
@@ -227,11 +227,11 @@ class LatentModel(PictureMixin, ImageModel):
         asks = self.module.asks
         lacking = (Y_REGISTRY in asks) & (y < 0) | (E_REGISTRY in asks) & ~np.isin(e, self.drawn_environments_)
         if lacking.any():
-            columns = " and ".join(repr(CROSS.join(self._registered(name)["columns"])) for name in asks)
+            columns = " and ".join(repr(CROSS_SEPARATOR.join(self._registered(name)["columns"])) for name in asks)
             have = inflect(lacking.sum(), "has", "have")
             msg = (
-                f"{type(self).__name__} draws a cell by its {columns}, and {counted(lacking.sum(), 'cell')} (rows "
-                f"{head(rows[lacking])}) {have} none, or an environment that was not trained on: leave them out."
+                f"{type(self).__name__} draws a cell by its {columns}, and {format_count(lacking.sum(), 'cell')} (rows "
+                f"{join_first(rows[lacking])}) {have} none, or an environment that was not trained on: leave them out."
             )
             raise ValueError(msg)
 
@@ -252,12 +252,12 @@ class LatentModel(PictureMixin, ImageModel):
         with torch.inference_mode():
             posteriors = self.module.posteriors(self.module.prepare(batch["inputs"], e), e)
             rows = [
-                _components(name, posterior, prior, self.module.held(name, y))
+                _component_statistics(name, posterior, prior, self.module.held(name, y))
                 for name, posterior, prior in zip("cs", posteriors, self.module.priors(y, e), strict=False)
             ]
         self.latent_health_ = pd.concat(rows, ignore_index=True)
 
-    def _outcome(self) -> list[tuple[str, str]]:
+    def _result_lines(self) -> list[tuple[str, str]]:
         """Return the line of ``print(model)`` that counts active components, if the model is trained."""
         if self.latent_health.empty:
             return []
@@ -266,7 +266,7 @@ class LatentModel(PictureMixin, ImageModel):
         return [("", f"components in use: {', '.join(used)}")]
 
 
-def _components(block: str, posterior: Gaussian, prior: Gaussian, held: Tensor) -> pd.DataFrame:
+def _component_statistics(block: str, posterior: Gaussian, prior: Gaussian, held: Tensor) -> pd.DataFrame:
     """Return statistics of the components of a block, over the cells whose divergence is in the loss."""
     prior = Gaussian(*(part.expand_as(posterior.mean)[held] for part in prior))
     posterior = Gaussian(*(part[held] for part in posterior))
@@ -277,7 +277,7 @@ def _components(block: str, posterior: Gaussian, prior: Gaussian, held: Tensor) 
             "component": np.arange(len(variance)),
             "divergence": posterior.divergence(prior).mean(0).cpu().numpy(),
             "variance": variance,
-            "active": variance > _ACTIVE_ABOVE,
+            "active": variance > _MIN_ACTIVE_VARIANCE,
             "prior_variance": prior.mean.var(0, correction=0).cpu().numpy(),
         }
     )
@@ -369,7 +369,7 @@ class IVAEModule(LatentModule):
         self.content_prior = LearnedPrior(self.n_labels, self.n_latent)
         self.style_prior = LearnedPrior(n_environments, self.n_latent)
 
-    def posteriors(self, images: Prepared, e: Tensor) -> tuple[Gaussian, ...]:
+    def posteriors(self, images: PreparedInputs, e: Tensor) -> tuple[Gaussian, ...]:
         """Return the posteriors of z_c and z_s.
 
         If there are experts, the posterior of z_s is given by the expert of each cell's environment.
@@ -439,7 +439,7 @@ class IVAEModel(LatentModel):
 # weight of the penalty on the size of the controls' salient posterior
 _BACKGROUND_WEIGHT = 8.0
 # lower limit of log-variances, because the penalty drives variances towards 0
-_LEAST_LOG_VARIANCE = -20.0
+_MIN_LOG_VARIANCE = -20.0
 
 
 class MCVAEModule(LatentModule):
@@ -482,10 +482,10 @@ class MCVAEModule(LatentModule):
         """Settings of the objective, which a resumed run must share."""
         return {"contrasted_label": self.control}
 
-    def posteriors(self, images: Prepared, e: Tensor) -> tuple[Gaussian, ...]:
+    def posteriors(self, images: PreparedInputs, e: Tensor) -> tuple[Gaussian, ...]:
         """Return the posteriors of both blocks given the image."""
         found = super().posteriors(images, e)
-        return tuple(Gaussian(q.mean, q.log_variance.clamp(min=_LEAST_LOG_VARIANCE)) for q in found)
+        return tuple(Gaussian(q.mean, q.log_variance.clamp(min=_MIN_LOG_VARIANCE)) for q in found)
 
     def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
         """Return the priors of both blocks given the perturbation."""
@@ -565,7 +565,7 @@ class MCVAEModel(LatentModel):
     (240, 64)
     """
 
-    traits = replace(LatentModel.traits, batches=PairedBatches, fixed_labels=(Y_REGISTRY,))
+    traits = replace(LatentModel.traits, batches=ControlPairedBatches, fixed_labels=(Y_REGISTRY,))
 
     def __init__(
         self,
@@ -591,7 +591,7 @@ class MCVAEModel(LatentModel):
         if control not in perturbations:
             msg = (
                 f"mcVAE contrasts with controls, and no cell is {control!r}: name their perturbation with control=…, "
-                f"one of {head(map(repr, perturbations))}."
+                f"one of {join_first(map(repr, perturbations))}."
             )
             raise ValueError(msg)
         code = perturbations.index(control)
@@ -603,10 +603,10 @@ class MCVAEModel(LatentModel):
 
 
 # approximate side, in pixels, and channels of the encoder's last feature map
-_SIDE = 8
-_WIDTH = 64
+_FEATURE_MAP_SIDE = 8
+_FEATURE_MAP_CHANNELS = 64
 # width of the two hidden layers in networks for features
-_HIDDEN = 256
+_HIDDEN_WIDTH = 256
 
 
 class Gaussian(NamedTuple):
@@ -630,14 +630,19 @@ class Gaussian(NamedTuple):
 
 def _halvings(image_size: tuple[int, int]) -> int:
     """Return how often the encoder halves an image's sides: 3 times for 64 pixels, twice for 32."""
-    return int(min(3, max(0, math.log2(min(image_size) / _SIDE))))
+    return int(min(3, max(0, math.log2(min(image_size) / _FEATURE_MAP_SIDE))))
 
 
-def _encoder(input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
+def _build_encoder(input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
     """Return a network from inputs to a vector, and the length of this vector."""
     if len(input_shape) == 1:
-        hidden = [nn.Linear(input_shape[0], _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _HIDDEN), nn.GELU()]
-        return nn.Sequential(*hidden), _HIDDEN
+        hidden = [
+            nn.Linear(input_shape[0], _HIDDEN_WIDTH),
+            nn.GELU(),
+            nn.Linear(_HIDDEN_WIDTH, _HIDDEN_WIDTH),
+            nn.GELU(),
+        ]
+        return nn.Sequential(*hidden), _HIDDEN_WIDTH
     channels, height, width = input_shape
     halvings = _halvings((height, width))
     # if there are fewer than three halvings, the last layers do them
@@ -646,7 +651,7 @@ def _encoder(input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
     layers: list[nn.Module] = []
     for n_in, n_out, stride in plan:
         layers += [nn.Conv2d(n_in, n_out, 3, stride=stride, padding=1), nn.GELU()]
-    n_features = _WIDTH * math.prod(math.ceil(side / 2**halvings) for side in (height, width))
+    n_features = _FEATURE_MAP_CHANNELS * math.prod(math.ceil(side / 2**halvings) for side in (height, width))
     return nn.Sequential(*layers, nn.Flatten()), n_features
 
 
@@ -665,7 +670,7 @@ class Posterior(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], n_latent: int, n_experts: int = 1) -> None:
         super().__init__()
-        self.maps, n_features = _encoder(input_shape)
+        self.maps, n_features = _build_encoder(input_shape)
         self.heads = nn.Linear(n_features, n_experts * 2 * n_latent)
         self.n_latent, self.n_experts = n_latent, n_experts
 
@@ -717,32 +722,32 @@ class LearnedPrior(nn.Module):
         return Gaussian(self.mean(labels), self.log_variance(labels))
 
 
-def _decoder(n_latent: int, input_shape: tuple[int, ...]) -> nn.Sequential:
+def _build_decoder(n_latent: int, input_shape: tuple[int, ...]) -> nn.Sequential:
     """Return a network from embeddings to inputs; images come out with sides rounded up, to be cropped afterwards."""
     if len(input_shape) == 1:
-        hidden = [nn.Linear(n_latent, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _HIDDEN), nn.GELU()]
-        return nn.Sequential(*hidden, nn.Linear(_HIDDEN, input_shape[0]))
+        hidden = [nn.Linear(n_latent, _HIDDEN_WIDTH), nn.GELU(), nn.Linear(_HIDDEN_WIDTH, _HIDDEN_WIDTH), nn.GELU()]
+        return nn.Sequential(*hidden, nn.Linear(_HIDDEN_WIDTH, input_shape[0]))
     channels, height, width = input_shape
     halvings = _halvings((height, width))
     first = tuple(math.ceil(side / 2**halvings) for side in (height, width))
     doubled = [i < halvings for i in range(3)]
     return nn.Sequential(
-        nn.Linear(n_latent, _WIDTH * math.prod(first)),
-        nn.Unflatten(1, (_WIDTH, *first)),
+        nn.Linear(n_latent, _FEATURE_MAP_CHANNELS * math.prod(first)),
+        nn.Unflatten(1, (_FEATURE_MAP_CHANNELS, *first)),
         nn.GELU(),
-        _up(64, 64, doubled[0]),
+        _upsampling_layer(64, 64, doubled[0]),
         nn.GELU(),
         nn.Conv2d(64, 64, 3, padding=1),
         nn.GELU(),
-        _up(64, 32, doubled[1]),
+        _upsampling_layer(64, 32, doubled[1]),
         nn.GELU(),
         nn.Conv2d(32, 32, 3, padding=1),
         nn.GELU(),
-        _up(32, channels, doubled[2]),
+        _upsampling_layer(32, channels, doubled[2]),
     )
 
 
-class Decoder(nn.Module):
+class LatentDecoder(nn.Module):
     """Network from an embedding to the logits or means of inputs, with their likelihood.
 
     Parameters
@@ -759,7 +764,7 @@ class Decoder(nn.Module):
         super().__init__()
         check_choice("likelihood", likelihood, ("bernoulli", "gaussian"))
         self.n_latents = n_latents
-        self.network = _decoder(sum(n_latents), input_shape)
+        self.network = _build_decoder(sum(n_latents), input_shape)
         self.cut = (..., *(slice(side) for side in input_shape[1:]))
         self.likelihood = likelihood
         self.log_scale = nn.Parameter(torch.zeros(()), requires_grad=likelihood == "gaussian")
@@ -784,7 +789,7 @@ class Decoder(nn.Module):
         return nats.flatten(1).sum(1)
 
 
-def _up(n_in: int, n_out: int, doubled: bool) -> nn.Module:
+def _upsampling_layer(n_in: int, n_out: int, doubled: bool) -> nn.Module:
     if doubled:
         return nn.ConvTranspose2d(n_in, n_out, 3, stride=2, padding=1, output_padding=1)
     return nn.Conv2d(n_in, n_out, 3, padding=1)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scbd._anndata import IMAGE_KEY
-from scbd.baselines._corrections import learned_from
-from scbd.data._inputs import Inputs
+from scbd.baselines._corrections import selected_rows
+from scbd.data._inputs import InputLocation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 # maximum number of cells that the components are fitted to
-_FIT_CELLS = 5_000
+_MAX_FIT_CELLS = 5_000
 # cells that are embedded at once
-_BLOCK = 2_048
+_CELLS_PER_PART = 2_048
 # approximate number of pixels per side after averaging
-_SIDE = 16
+_PIXELS_PER_SIDE = 16
 
 
 def pixel_pca(
@@ -73,19 +73,21 @@ def pixel_pca(
     """
     from sklearn.decomposition import PCA
 
-    source = Inputs(image_key=image_key, channels=channels).source(adata)
+    source = InputLocation(image_key=image_key, channels=channels).source(adata)
     n = source.shape[0]
-    known = np.flatnonzero(learned_from("fit", fit, n))
-    rows = np.sort(np.random.default_rng(seed).choice(known, min(len(known), _FIT_CELLS), replace=False))
-    sample = _averaged(source.read(rows))
-    scale = _scale(sample) if scale_channels else np.float32(1)
+    known = np.flatnonzero(selected_rows("fit", fit, n))
+    rows = np.sort(np.random.default_rng(seed).choice(known, min(len(known), _MAX_FIT_CELLS), replace=False))
+    sample = _average_blocks(source.read(rows))
+    scale = _channel_deviations(sample) if scale_channels else np.float32(1)
     pca = PCA(min(n_components, sample[0].size, len(sample)), svd_solver="randomized", random_state=seed)
-    pca.fit(_flat(sample, scale))
-    parts = (source.read(slice(start, start + _BLOCK)) for start in range(0, n, _BLOCK))
-    return np.concatenate([pca.transform(_flat(_averaged(part), scale)) for part in parts]).astype(np.float32)
+    pca.fit(_scale_and_flatten(sample, scale))
+    parts = (source.read(slice(start, start + _CELLS_PER_PART)) for start in range(0, n, _CELLS_PER_PART))
+    return np.concatenate([pca.transform(_scale_and_flatten(_average_blocks(part), scale)) for part in parts]).astype(
+        np.float32
+    )
 
 
-def _scale(images: np.ndarray) -> np.ndarray:
+def _channel_deviations(images: np.ndarray) -> np.ndarray:
     """Return the standard deviation of each channel between cells, ``(C, 1)``; 1 for a constant channel.
 
     It is the square root of the variance between cells, averaged over pixels.
@@ -94,17 +96,17 @@ def _scale(images: np.ndarray) -> np.ndarray:
     return np.where(sd > 0, sd, 1).astype(np.float32)
 
 
-def _flat(images: np.ndarray, scale: np.ndarray | np.float32) -> np.ndarray:
+def _scale_and_flatten(images: np.ndarray, scale: np.ndarray | np.float32) -> np.ndarray:
     return (images / scale).reshape(len(images), -1)
 
 
-def _averaged(images: np.ndarray) -> np.ndarray:
+def _average_blocks(images: np.ndarray) -> np.ndarray:
     """Average images over squares of pixels; return float32 ``(N, C, pixels)``.
 
     Margins that do not fill a square are dropped.
     """
     n, c, h, w = images.shape
-    side = max(1, min(h, w) // _SIDE)
+    side = max(1, min(h, w) // _PIXELS_PER_SIDE)
     h, w = h // side * side, w // side * side
     squares = images[:, :, :h, :w].astype(np.float32).reshape(n, c, h // side, side, w // side, side)
     return squares.mean((3, 5)).reshape(n, c, -1)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 import numpy as np
 import pandas as pd
 
-from scbd._checks import check_choice, check_count, check_unmasked, head, inflect, missing_key
-from scbd.data._inputs import chosen_channels, numbered
+from scbd._checks import check_choice, check_count, check_unmasked, inflect, join_first, missing_key_message
+from scbd.data._inputs import default_channel_names, resolve_channels
 from scbd.data._readers import Crops
-from scbd.data._sources import channels_last, check_images, target_of
+from scbd.data._sources import allocate_output, check_images, has_channels_last
 
 if TYPE_CHECKING:
     from scbd.data._inputs import Channels
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 Edge: TypeAlias = Literal["zeros", "reflect", "drop"]
 Mask: TypeAlias = Literal["neighbours", "background"]
 
-LABEL, AREA = "label", "area"
+LABEL_COLUMN, AREA_COLUMN = "label", "area"
 # side of a square tile that is read at once, in pixels; most fields of view fit into one tile, slides do not
-_TILE = 4_096
+_TILE_SIDE = 4_096
 
 
 def crop_cells(
@@ -104,16 +104,19 @@ def crop_cells(
     Crops 'cells': 3 of 2 × 32 × 32 uint16 (DNA, actin)
     """
     _check_arguments(size, edge, mask, cells, labels)
-    fields = _by_name(images)
+    fields = _fields_by_name(images)
     n_channels = _check_fields(fields)
-    masks = {} if labels is None else _by_name(labels)
-    table = None if cells is None else _table(cells, fields, field_key, yx_keys)
+    masks = {} if labels is None else _fields_by_name(labels)
+    table = None if cells is None else _table_with_fields(cells, fields, field_key, yx_keys)
     if table is None or labels is not None:
-        table = _labelled(table, fields, masks, field_key, yx_keys)
-    number, centres = _placed(table, fields, field_key, yx_keys)
+        table = _add_label_positions(table, fields, masks, field_key, yx_keys)
+    number, centres = _locate_cells(table, fields, field_key, yx_keys)
     if cells is None and (absent := [name for name in fields if name not in masks]):
         fields_have = f"fields {inflect(len(absent), 'has', 'have')}"
-        msg = f"{len(absent)} of {len(fields)} {fields_have} no labels, and no cell is cut out there ({head(absent)})."
+        msg = (
+            f"{len(absent)} of {len(fields)} {fields_have} no labels, and no cell is cut out there "
+            f"({join_first(absent)})."
+        )
         warnings.warn(msg, UserWarning, stacklevel=2)
     lengths = np.array([field.shape[-2:] for field in fields.values()])[number]
     first = centres - size // 2
@@ -125,11 +128,11 @@ def crop_cells(
     if not len(kept):
         msg = f"Crops of all {len(cut):,} cells reach over the edge of their field, and edge='drop' leaves none."
         raise ValueError(msg)
-    tiles = centres // _TILE
+    tiles = centres // _TILE_SIDE
     order = kept[np.lexsort([tiles[kept, 1], tiles[kept, 0], number[kept]])]
-    known = numbered(n_channels)
-    places, names = chosen_channels(known, known if channels is None else channels, "images")
-    own = None if mask is None else table[LABEL].to_numpy()[order]
+    known = default_channel_names(n_channels)
+    places, names = resolve_channels(known, known if channels is None else channels, "images")
+    own = None if mask is None else table[LABEL_COLUMN].to_numpy()[order]
     source = _CropSource(fields, masks, number[order], centres[order], int(size), places, edge, mask, own)
     obs = table.iloc[order]
     return Crops(source, obs.set_axis(obs.index.astype(str)), names)
@@ -175,7 +178,7 @@ class _CropSource:
 
     def __post_init__(self) -> None:
         self.names = list(self.fields)
-        tiles = np.column_stack([self.number, self.centres // _TILE])
+        tiles = np.column_stack([self.number, self.centres // _TILE_SIDE])
         self.tile_of = np.unique(tiles, axis=0, return_inverse=True)[1].ravel()
         self.chunk_rows = -(-len(tiles) // (int(self.tile_of.max()) + 1))
         self.shape = (len(tiles), len(self.channels), self.size, self.size)
@@ -192,7 +195,7 @@ class _CropSource:
         ValueError
             If a field cannot be read. The message names the field.
         """
-        out = target_of(self, rows, out)
+        out = allocate_output(self, rows, out)
         asked = np.arange(self.shape[0])[rows]
         for places in pd.DataFrame(index=asked).groupby(self.tile_of[asked]).indices.values():
             name = self.names[self.number[asked[places[0]]]]
@@ -207,21 +210,21 @@ class _CropSource:
         """Return the crops of cells of one tile, ``(n, C, size, size)``."""
         field = self.fields[name]
         (y, beyond_y), (x, beyond_x) = (
-            _windows(centres, self.size, length, reflect=self.edge == "reflect")
+            _window_pixels(centres, self.size, length, reflect=self.edge == "reflect")
             for centres, length in zip(self.centres[rows].T, field.shape[-2:], strict=True)
         )
         box = (..., slice(int(y.min()), int(y.max()) + 1), slice(int(x.min()), int(x.max()) + 1))
         at = (slice(None), (y - y.min())[:, :, None], (x - x.min())[:, None, :])
-        crops = np.moveaxis(_pixels(field[box])[self.channels][at], 1, 0)
+        crops = np.moveaxis(_load_part(field[box])[self.channels][at], 1, 0)
         hidden = beyond_y[:, :, None] | beyond_x[:, None, :]
         if self.own is not None:
-            labels = _pixels(self.masks[name][box])[at][0]
+            labels = _load_part(self.masks[name][box])[at][0]
             others = labels != self.own[rows][:, None, None]
             hidden = hidden | (others & (labels != 0) if self.mask == "neighbours" else others)
         return np.where(hidden[:, None], 0, crops) if hidden.any() else crops
 
 
-def _windows(centres: np.ndarray, size: int, length: int, *, reflect: bool) -> tuple[np.ndarray, np.ndarray]:
+def _window_pixels(centres: np.ndarray, size: int, length: int, *, reflect: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the pixels that windows cover along one axis, and which of them lie beyond the edge; each ``(n, size)``.
 
     With ``reflect``, pixels beyond the edge are replaced by mirrored pixels, and none is marked as beyond the edge.
@@ -234,13 +237,13 @@ def _windows(centres: np.ndarray, size: int, length: int, *, reflect: bool) -> t
     return np.clip(wanted, 0, length - 1), (wanted < 0) | (wanted >= length)
 
 
-def _pixels(part: Any) -> np.ndarray:
+def _load_part(part: Any) -> np.ndarray:
     """Load a part of a field into memory, ``(C, height, width)``."""
     part = np.asarray(part)
     return part.reshape(-1, *part.shape[-2:])
 
 
-def _by_name(arrays: Any) -> dict[str, Any]:
+def _fields_by_name(arrays: Any) -> dict[str, Any]:
     """Return fields as a dictionary by name; a single array is named "0".
 
     Raises
@@ -268,18 +271,18 @@ def _check_fields(fields: dict[str, Any]) -> int:
             msg = f"Field {name!r} is {type(field).__name__}: give an array, such as tifffile.imread(path)."
             raise TypeError(msg)
         shape = tuple(field.shape)
-        if len(shape) not in (2, 3) or 0 in shape or (len(shape) == 3 and channels_last(*shape)):
+        if len(shape) not in (2, 3) or 0 in shape or (len(shape) == 3 and has_channels_last(*shape)):
             msg = f"Field {name!r} has shape {shape}, a field is (channels, height, width): one plane, one time point."
             raise ValueError(msg)
         kinds[name] = (1 if len(shape) == 2 else shape[0], field.dtype)
     if len(set(kinds.values())) != 1:
-        told = head(f"{name} has {n} channels of {dtype}" for name, (n, dtype) in kinds.items())
+        told = join_first(f"{name} has {n} channels of {dtype}" for name, (n, dtype) in kinds.items())
         msg = f"Fields must have the same channels and dtype: {told}." if kinds else "There are no fields."
         raise ValueError(msg)
     return next(iter(kinds.values()))[0]
 
 
-def _table(
+def _table_with_fields(
     cells: pd.DataFrame | np.ndarray, fields: dict[str, Any], field_key: str, yx_keys: tuple[str, str]
 ) -> pd.DataFrame:
     """Return a table of the cells that holds the name of each cell's field.
@@ -291,11 +294,11 @@ def _table(
     """
     table = cells if isinstance(cells, pd.DataFrame) else pd.DataFrame(cells, columns=list(yx_keys))
     if field_key not in table and len(fields) > 1:
-        raise KeyError(missing_key("The table of cells", field_key, table.columns, "field_key"))
+        raise KeyError(missing_key_message("The table of cells", field_key, table.columns, "field_key"))
     return table if field_key in table else table.assign(**{field_key: next(iter(fields))})
 
 
-def _labelled(
+def _add_label_positions(
     table: pd.DataFrame | None,
     fields: dict[str, Any],
     masks: dict[str, Any],
@@ -316,22 +319,25 @@ def _labelled(
         if absent := [name for name in names if name not in there]:
             fields_have = f"fields {inflect(len(absent), 'has', 'have')}"
             msg = (
-                f"{len(absent)} of {len(names)} {fields_have} no {what} ({head(absent)}): give both, or leave them out."
+                f"{len(absent)} of {len(names)} {fields_have} no {what} ({join_first(absent)}): give both, or leave "
+                "them out."
             )
             raise ValueError(msg)
-    found = pd.concat([_measured(masks[name], fields[name].shape[-2:], name) for name in names], ignore_index=True)
+    found = pd.concat(
+        [_measure_labels(masks[name], fields[name].shape[-2:], name) for name in names], ignore_index=True
+    )
     found = found.rename(columns=dict(zip(("field", "y", "x"), (field_key, *yx_keys), strict=True)))
     if table is None:
-        return found.set_axis(found[field_key].astype(str) + "_" + found[LABEL].astype(str))
-    if LABEL not in table:
-        raise KeyError(missing_key("The table of cells", LABEL, table.columns))
-    keys = [field_key, LABEL]
+        return found.set_axis(found[field_key].astype(str) + "_" + found[LABEL_COLUMN].astype(str))
+    if LABEL_COLUMN not in table:
+        raise KeyError(missing_key_message("The table of cells", LABEL_COLUMN, table.columns))
+    keys = [field_key, LABEL_COLUMN]
     joined = table[keys].merge(found, how="left", on=keys).set_axis(table.index)
-    _refuse(joined[AREA].isna(), "have a label without pixels")
+    _raise_if_any(joined[AREA_COLUMN].isna(), "have a label without pixels")
     return table.assign(**{column: joined[column] for column in found if column not in table})
 
 
-def _measured(mask: Any, size: tuple[int, int], name: str) -> pd.DataFrame:
+def _measure_labels(mask: Any, size: tuple[int, int], name: str) -> pd.DataFrame:
     """Return a table of the labels in one field, with their centroids and areas in pixels.
 
     Raises
@@ -345,14 +351,16 @@ def _measured(mask: Any, size: tuple[int, int], name: str) -> pd.DataFrame:
             f"background, of its height and width {tuple(size)}."
         )
         raise ValueError(msg)
-    labels = _pixels(mask[...])[0]
+    labels = _load_part(mask[...])[0]
     y, x = np.nonzero(labels)
     found, of_pixel, area = np.unique(labels[y, x], return_inverse=True, return_counts=True)
     y_mean, x_mean = (np.bincount(of_pixel, at) / area for at in (y, x))
-    return pd.DataFrame({"field": name, LABEL: found.astype(np.int64), "y": y_mean, "x": x_mean, AREA: area})
+    return pd.DataFrame(
+        {"field": name, LABEL_COLUMN: found.astype(np.int64), "y": y_mean, "x": x_mean, AREA_COLUMN: area}
+    )
 
 
-def _placed(
+def _locate_cells(
     table: pd.DataFrame, fields: dict[str, Any], field_key: str, yx_keys: tuple[str, str]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the number of each cell's field ``(N,)``, and the pixel that contains the cell's centroid ``(N, 2)``.
@@ -367,16 +375,16 @@ def _placed(
         raise ValueError(msg)
     for key in yx_keys:
         if key not in table:
-            raise KeyError(missing_key("The table of cells", key, table.columns, "yx_keys"))
+            raise KeyError(missing_key_message("The table of cells", key, table.columns, "yx_keys"))
     number = pd.Index(list(fields)).get_indexer(table[field_key])
-    _refuse(number < 0, f"lie in fields that are not given (there are {head(fields)})")
+    _raise_if_any(number < 0, f"lie in fields that are not given (there are {join_first(fields)})")
     yx = table[list(yx_keys)].to_numpy(np.float64, na_value=np.nan)
     lengths = np.array([field.shape[-2:] for field in fields.values()])[number]
-    _refuse(~((yx >= -0.5) & (yx < lengths - 0.5)).all(axis=1), "have no position in their field")
+    _raise_if_any(~((yx >= -0.5) & (yx < lengths - 0.5)).all(axis=1), "have no position in their field")
     return number, np.floor(yx + 0.5).astype(np.int64)
 
 
-def _refuse(bad: np.ndarray | pd.Series, what: str) -> None:
+def _raise_if_any(bad: np.ndarray | pd.Series, what: str) -> None:
     """Raise if any cell is marked as invalid.
 
     Parameters

@@ -11,10 +11,10 @@ import rich.table
 import torch
 from scvi.data.fields import BaseAnnDataField
 
-from scbd._anndata import CROSS, Y_REGISTRY, as_columns, label_codes, label_values, number_values
-from scbd._checks import counted, head, inflect
-from scbd.data._inputs import Inputs, channel_names, check_like_registered, say_masks
-from scbd.data._sources import ColumnSource, non_finite_rows
+from scbd._anndata import CROSS_SEPARATOR, Y_REGISTRY, as_columns, encode_labels, label_values, read_numeric_column
+from scbd._checks import format_count, inflect, join_first
+from scbd.data._inputs import InputLocation, channel_names, check_images_match_registered, log_excluded_masks
+from scbd.data._sources import ColumnSource, find_non_finite_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 # _IMAGES: number of cells whose pixels are checked if images are not in memory.
 # _ROWS: number of rows of features per block; if features are not in memory, only one block of random rows is checked.
-_IMAGES, _ROWS = 64, 4_096
+_N_CHECKED_IMAGES, _ROWS_PER_BLOCK = 64, 4_096
 
 
-def _shown(name: str, **columns: str) -> rich.table.Table:
+def _registry_table(name: str, **columns: str) -> rich.table.Table:
     """Return the table that scvi-tools prints for a registry: names of columns, and one row of values."""
     table = rich.table.Table(*(column.replace("_", " ") for column in columns), title=f"{name} State Registry")
     table.add_row(*columns.values())
@@ -58,7 +58,7 @@ class ImageField(BaseAnnDataField):
     def __init__(self, registry_key: str, attr_key: str, channels: Channels | None = None) -> None:
         self.registry_key = registry_key
         self.attr_key = attr_key
-        self.inputs = Inputs(image_key=attr_key, channels=channels)
+        self.inputs = InputLocation(image_key=attr_key, channels=channels)
 
     def validate_field(self, adata: AnnData) -> None:
         """Check that the images can be read: presence, type, shape, dtype and names. Pixels are not read."""
@@ -68,7 +68,7 @@ class ImageField(BaseAnnDataField):
         """Record shape, dtype and channels of the images, and check their pixels."""
         source, n_stored = self.inputs.source(adata), self.inputs.stored(adata).shape[1]
         names = self.inputs.taken(adata, n_stored)[1]
-        say_masks(adata.var, n_stored, self.attr_key, self.inputs.channels)
+        log_excluded_masks(adata.var, n_stored, self.attr_key, self.inputs.channels)
         _check_pixels(source, names, self.attr_key)
         return {
             "image_shape": source.shape[1:],
@@ -84,7 +84,7 @@ class ImageField(BaseAnnDataField):
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
         """Check that new images are of the registered kind, and keep the registered entries."""
         source = self.inputs.source(adata_target)
-        check_like_registered(source, state_registry, self.attr_key)
+        check_images_match_registered(source, state_registry, self.attr_key)
         _check_pixels(source, state_registry["channels"], self.attr_key)
         return dict(state_registry)
 
@@ -95,7 +95,7 @@ class ImageField(BaseAnnDataField):
     def view_state_registry(self, state_registry: dict[str, Any]) -> rich.table.Table | None:
         """Return a table with shape, dtype and channels of the images."""
         shape, channels = " × ".join(map(str, state_registry["image_shape"])), ", ".join(state_registry["channels"])
-        return _shown(self.registry_key, image_shape=shape, dtype=state_registry["dtype"], channels=channels)
+        return _registry_table(self.registry_key, image_shape=shape, dtype=state_registry["dtype"], channels=channels)
 
 
 def _check_pixels(source: ImageSource, channels: list[str], image_key: str) -> None:
@@ -117,16 +117,16 @@ def _check_pixels(source: ImageSource, channels: list[str], image_key: str) -> N
         If a channel has the same value in all pixels of the random cells.
     """
     n = source.shape[0]
-    rows = np.sort(np.random.default_rng(n).choice(n, min(n, _IMAGES), replace=False))
+    rows = np.sort(np.random.default_rng(n).choice(n, min(n, _N_CHECKED_IMAGES), replace=False))
     sample = source.read(rows)
     if source.in_memory:
-        bad, among = non_finite_rows(source), f"{n} cells"
+        bad, among = find_non_finite_rows(source), f"{n} cells"
     else:
         bad, among = rows[~np.isfinite(sample).all(axis=(1, 2, 3))], f"{len(rows)} cells that were looked at"
     if bad.size:
         msg = (
-            f"obsm[{image_key!r}] has NaN or infinite pixels in {bad.size} of {among} (rows {head(bad)}): drop these "
-            "cells or repair their images."
+            f"obsm[{image_key!r}] has NaN or infinite pixels in {bad.size} of {among} (rows {join_first(bad)}): drop "
+            "these cells or repair their images."
         )
         raise ValueError(msg)
     low, high = sample.min(axis=(0, 2, 3)), sample.max(axis=(0, 2, 3))
@@ -155,7 +155,7 @@ class FeatureField(BaseAnnDataField):
     attr_key: str | None = None
     is_empty = False
 
-    def __init__(self, registry_key: str, inputs: Inputs) -> None:
+    def __init__(self, registry_key: str, inputs: InputLocation) -> None:
         self.registry_key = registry_key
         self.inputs = inputs
         self.attr_name = "obsm" if inputs.layer is None else "X" if inputs.where == "X" else "layers"
@@ -163,7 +163,7 @@ class FeatureField(BaseAnnDataField):
 
     def validate_field(self, adata: AnnData) -> None:
         """Check that the features can be read, and that their names are unique."""
-        _names(adata, self.inputs, self.inputs.source(adata).shape[1])
+        _feature_names(adata, self.inputs, self.inputs.source(adata).shape[1])
 
     def register_field(self, adata: AnnData) -> dict[str, Any]:
         """Record the names of the features that vary, and check their values.
@@ -179,8 +179,8 @@ class FeatureField(BaseAnnDataField):
             If constant features are excluded.
         """
         source = self.inputs.source(adata)
-        names = _names(adata, self.inputs, source.shape[1])
-        low, high = _range(source, names, self.inputs.where)
+        names = _feature_names(adata, self.inputs, source.shape[1])
+        low, high = _value_ranges(source, names, self.inputs.where)
         constant = np.flatnonzero(low == high)
         if len(constant) == len(names):
             msg = f"Every feature of {self.inputs.where} has one value in all cells: there is nothing to learn from."
@@ -189,7 +189,7 @@ class FeatureField(BaseAnnDataField):
             msg = (
                 f"{constant.size} of {len(names)} features of {self.inputs.where} "
                 f"{inflect(constant.size, 'has', 'have')} one value in all cells inspected, and "
-                f"{inflect(constant.size, 'is', 'are')} excluded: {head(names[place] for place in constant)}."
+                f"{inflect(constant.size, 'is', 'are')} excluded: {join_first(names[place] for place in constant)}."
             )
             warnings.warn(msg, UserWarning, stacklevel=2)
         return {
@@ -202,8 +202,8 @@ class FeatureField(BaseAnnDataField):
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
         """Check that new cells have the registered features with finite values, and keep the registered entries."""
-        source = known_features(adata_target, self.inputs, state_registry)
-        _range(source, state_registry["features"], self.inputs.where)
+        source = match_features(adata_target, self.inputs, state_registry)
+        _value_ranges(source, state_registry["features"], self.inputs.where)
         return dict(state_registry)
 
     def get_field_data(self, adata: AnnData) -> Any:
@@ -217,10 +217,12 @@ class FeatureField(BaseAnnDataField):
     def view_state_registry(self, state_registry: dict[str, Any]) -> rich.table.Table | None:
         """Return a table with number, names and dtype of the features."""
         names = state_registry["features"]
-        return _shown(self.registry_key, features=f"{len(names)}: {head(names)}", dtype=state_registry["dtype"])
+        return _registry_table(
+            self.registry_key, features=f"{len(names)}: {join_first(names)}", dtype=state_registry["dtype"]
+        )
 
 
-def known_features(adata: AnnData, inputs: Inputs, registered: dict[str, Any]) -> ImageSource:
+def match_features(adata: AnnData, inputs: InputLocation, registered: dict[str, Any]) -> ImageSource:
     """Return the features that a model was set up with, in the order of the model.
 
     Features are matched by name. The new table may have further features and another order. Arrays in ``obsm`` have no
@@ -248,7 +250,7 @@ def known_features(adata: AnnData, inputs: Inputs, registered: dict[str, Any]) -
         If the new features have no names, and those of the model have.
     """
     source = inputs.source(adata)
-    names, wanted = _names(adata, inputs, source.shape[1]), registered["features"]
+    names, wanted = _feature_names(adata, inputs, source.shape[1]), registered["features"]
     columns = registered["columns"]
     if inputs.names(adata) is None:
         if len(names) != len(columns):
@@ -259,7 +261,7 @@ def known_features(adata: AnnData, inputs: Inputs, registered: dict[str, Any]) -
             raise ValueError(msg)
         if columns != names:
             msg = (
-                f"{inputs.where} has no names of features, and those of the model have ({head(columns)}): "
+                f"{inputs.where} has no names of features, and those of the model have ({join_first(columns)}): "
                 "they are taken to be in that order. Give a pandas.DataFrame with these columns to be sure."
             )
             warnings.warn(msg, UserWarning, stacklevel=2)
@@ -271,13 +273,13 @@ def known_features(adata: AnnData, inputs: Inputs, registered: dict[str, Any]) -
     if missing:
         msg = (
             f"{inputs.where} lacks {len(missing)} of the {len(wanted)} features that the model was set up with "
-            f"({head(missing)}): compute them as for those cells, or train a model without them."
+            f"({join_first(missing)}): compute them as for those cells, or train a model without them."
         )
         raise ValueError(msg)
     return ColumnSource(source, np.array([places[name] for name in wanted]))
 
 
-def _names(adata: AnnData, inputs: Inputs, n: int) -> list[str]:
+def _feature_names(adata: AnnData, inputs: InputLocation, n: int) -> list[str]:
     """Return the names of the features, or their positions as text if they have no names.
 
     Raises
@@ -293,14 +295,14 @@ def _names(adata: AnnData, inputs: Inputs, n: int) -> list[str]:
         twice = [name for name in names if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
         msg = (
             f"{len(twice)} {inflect(len(twice), 'name of a feature is', 'names of features are')} there twice "
-            f"({head(twice)}), and features are found by name: rename "
+            f"({join_first(twice)}), and features are found by name: rename "
             "or drop them (adata.var_names_make_unique() numbers them)."
         )
         raise ValueError(msg)
     return names
 
 
-def _range(source: ImageSource, names: list[str], where: str) -> tuple[np.ndarray, np.ndarray]:
+def _value_ranges(source: ImageSource, names: list[str], where: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the lowest and the highest value of each feature, each ``(F,)``.
 
     If features are in memory, all rows are read. Otherwise, 4,096 random rows are read. The selection is equal for
@@ -313,9 +315,9 @@ def _range(source: ImageSource, names: list[str], where: str) -> tuple[np.ndarra
     """
     n = source.shape[0]
     if source.in_memory:
-        parts = [np.arange(start, min(start + _ROWS, n)) for start in range(0, n, _ROWS)]
+        parts = [np.arange(start, min(start + _ROWS_PER_BLOCK, n)) for start in range(0, n, _ROWS_PER_BLOCK)]
     else:
-        parts = [np.sort(np.random.default_rng(n).choice(n, min(n, _ROWS), replace=False))]
+        parts = [np.sort(np.random.default_rng(n).choice(n, min(n, _ROWS_PER_BLOCK), replace=False))]
     low, high = np.full(source.shape[1], np.inf), np.full(source.shape[1], -np.inf)
     bad_rows: list[int] = []
     bad = np.zeros(source.shape[1], dtype=bool)
@@ -328,10 +330,10 @@ def _range(source: ImageSource, names: list[str], where: str) -> tuple[np.ndarra
             bad_rows += rows[broken.any(1)].tolist()
     if bad_rows:
         msg = (
-            f"{where} has missing or infinite values in {counted(bad.sum(), 'feature')} "
-            f"({head(names[place] for place in np.flatnonzero(bad))}), and in {len(bad_rows):,} of "
-            f"{sum(map(len, parts)):,} cells looked at (rows {head(bad_rows)}): drop these features or cells, or fill "
-            "the values in."
+            f"{where} has missing or infinite values in {format_count(bad.sum(), 'feature')} "
+            f"({join_first(names[place] for place in np.flatnonzero(bad))}), and in {len(bad_rows):,} of "
+            f"{sum(map(len, parts)):,} cells looked at (rows {join_first(bad_rows)}): drop these features or cells, or "
+            "fill the values in."
         )
         raise ValueError(msg)
     return low, high
@@ -349,7 +351,7 @@ class _ObsField(BaseAnnDataField):
         self.registry_key = registry_key
         self.columns = as_columns(columns)
         # several columns get a joint name that is not a column, so that none of them is mistaken for the label
-        self.attr_key = CROSS.join(self.columns)
+        self.attr_key = CROSS_SEPARATOR.join(self.columns)
 
 
 class LabelField(_ObsField):
@@ -382,7 +384,7 @@ class LabelField(_ObsField):
         labels.
         """
         known = state_registry["categories"]
-        _, unknown = label_codes(label_values(adata_target.obs, self.columns, allow_missing=True), known)
+        _, unknown = encode_labels(label_values(adata_target.obs, self.columns, allow_missing=True), known)
         return {"columns": list(self.columns), "categories": known + unknown}
 
     def get_field_data(self, adata: AnnData) -> pd.Series:
@@ -398,14 +400,14 @@ class LabelField(_ObsField):
         Unregistered labels get the codes after the registered ones. The codes do not depend on the order of the
         categories in the table, which may change between set-up and training.
         """
-        return label_codes(self.get_field_data(adata), categories)
+        return encode_labels(self.get_field_data(adata), categories)
 
     def unknown(self, labels: Sequence[Any]) -> str:
         """Return the error message for labels that were not registered."""
         return (
-            f"{self._where} holds {counted(len(labels), 'label')} that the model was not set up with "
-            f"({head(map(repr, labels))}), used as {self.registry_key}: exclude these cells, or set up and train a new "
-            "model."
+            f"{self._where} holds {format_count(len(labels), 'label')} that the model was not set up with "
+            f"({join_first(map(repr, labels))}), used as {self.registry_key}: exclude these cells, or set up and train "
+            "a new model."
         )
 
     def get_summary_stats(self, state_registry: dict[str, Any]) -> dict[str, Any]:
@@ -415,7 +417,7 @@ class LabelField(_ObsField):
     def view_state_registry(self, state_registry: dict[str, Any]) -> rich.table.Table | None:
         """Return a table with the columns and categories."""
         columns, categories = (", ".join(map(str, state_registry[name])) for name in ("columns", "categories"))
-        return _shown(self.registry_key, columns=columns, categories=categories)
+        return _registry_table(self.registry_key, columns=columns, categories=categories)
 
     @property
     def _where(self) -> str:
@@ -474,7 +476,7 @@ class NumberField(_ObsField):
 
     def get_field_data(self, adata: AnnData) -> np.ndarray:
         """Return the numbers of each cell, float64 ``(N, K)``."""
-        return np.stack([number_values(adata.obs, column) for column in self.columns], axis=1)
+        return np.stack([read_numeric_column(adata.obs, column) for column in self.columns], axis=1)
 
     def places(self, adata: AnnData) -> np.ndarray:
         """Return the rank of each number among the distinct values of its column, int64 ``(N, K)``.
@@ -500,4 +502,4 @@ class NumberField(_ObsField):
 
     def view_state_registry(self, state_registry: dict[str, Any]) -> rich.table.Table | None:
         """Return a table with the columns."""
-        return _shown(self.registry_key, columns=", ".join(state_registry["columns"]))
+        return _registry_table(self.registry_key, columns=", ".join(state_registry["columns"]))

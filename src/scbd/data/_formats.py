@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 # column that holds the name of each row's file, if several files are read together
-SOURCE = "source"
-IMAGE_FILES = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")
-HDF5 = (".h5ad", ".h5sc", ".h5", ".hdf5")
-_SQLITE = (".sqlite", ".sqlite3", ".db")
-_ZARR = ("zarr.json", ".zattrs", ".zgroup", ".zarray")
+SOURCE_COLUMN = "source"
+IMAGE_ENDINGS = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")
+HDF5_ENDINGS = (".h5ad", ".h5sc", ".h5", ".hdf5")
+_SQLITE_ENDINGS = (".sqlite", ".sqlite3", ".db")
+_ZARR_FILES = ("zarr.json", ".zattrs", ".zgroup", ".zarray")
 _SEPARATORS = {".csv": ",", ".tsv": "\t", ".csv.gz": ",", ".tsv.gz": "\t"}
-TABLES = (*_SEPARATORS, ".parquet")
-_HEAD = 5  # number of rows that are read to detect the kind of a table
+TABLE_ENDINGS = (*_SEPARATORS, ".parquet")
+_N_HEAD_ROWS = 5  # number of rows that are read to detect the kind of a table
 # number of rows that are searched for numbers with leading zeros, which are names: of a whole table, and of its head
-_N_SEARCHED, _N_SEARCHED_OF_HEAD = 1_000, 100
-_PADDED = re.compile(r"^0\d+$", re.MULTILINE)
+_N_SEARCHED_ROWS, _N_SEARCHED_OF_HEAD = 1_000, 100
+_LEADING_ZERO = re.compile(r"^0\d+$", re.MULTILINE)
 # folders that macOS adds to archives, and that hold no data
-_LEFT = ("__MACOSX",)
+_IGNORED_FOLDERS = ("__MACOSX",)
 
 
-class Kind(NamedTuple):
+class DataKind(NamedTuple):
     """Kind of data that users have, with advice on how to read it."""
 
     name: str
@@ -45,7 +45,7 @@ class Kind(NamedTuple):
 
 
 _KINDS = {
-    name: Kind(name, about, advice)
+    name: DataKind(name, about, advice)
     for name, about, advice in [
         ("anndata", "an AnnData", "open it with scbd.data.open_screen; where it has no images, with layer='X'"),
         ("arrays", "a file of numpy arrays", "read crops from it with scbd.data.read_crops"),
@@ -72,14 +72,14 @@ _KINDS = {
         (
             "unknown",
             "of no known kind",
-            f"give {', '.join(HDF5)}, .zarr, .npz, .npy, a table (.csv, .tsv, .parquet) of image files or features, a "
-            "folder of images, of tables or of DeepProfiler, or that of an LMDB",
+            f"give {', '.join(HDF5_ENDINGS)}, .zarr, .npz, .npy, a table (.csv, .tsv, .parquet) of image files or "
+            "features, a folder of images, of tables or of DeepProfiler, or that of an LMDB",
         ),
     ]
 }
 
 
-def kind_of(path: str | os.PathLike[str]) -> Kind:
+def detect_kind(path: str | os.PathLike[str]) -> DataKind:
     """Detect the kind of data at a path, from names of files and, where necessary, from a few rows or attributes.
 
     Parameters
@@ -98,92 +98,92 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
     if "://" in os.fspath(path) and os.fspath(path).rstrip("/").endswith(".zarr"):
         return _KINDS["anndata"]
     where = existing_path(path)
-    return _KINDS[_folder(where) if where.is_dir() else _file(check_file(where))]
+    return _KINDS[_detect_folder_kind(where) if where.is_dir() else _detect_file_kind(check_file(where))]
 
 
-def taken_elsewhere(path: str | os.PathLike[str], kind: Kind) -> str:
+def describe_reader(path: str | os.PathLike[str], kind: DataKind) -> str:
     """Return a message that names the kind of the data and advises how to read it."""
     return f"{path} is {kind.about}: {kind.advice}."
 
 
-def _file(path: Path) -> str:
+def _detect_file_kind(path: Path) -> str:
     """Return the name of the kind of a file."""
     ending = path.suffix.lower()
     if ending == ".npz":
-        return "deepprofiler" if _has_features(path) else "arrays"
+        return "deepprofiler" if _has_deepprofiler_features(path) else "arrays"
     if is_table(path):
-        return _table(path)
-    kinds = {HDF5: "anndata", (".npy",): "arrays", _SQLITE: "cellprofiler", IMAGE_FILES: "field"}
+        return _detect_table_kind(path)
+    kinds = {HDF5_ENDINGS: "anndata", (".npy",): "arrays", _SQLITE_ENDINGS: "cellprofiler", IMAGE_ENDINGS: "field"}
     return next((name for endings, name in kinds.items() if ending in endings), "unknown")
 
 
-def _table(path: Path) -> str:
+def _detect_table_kind(path: Path) -> str:
     """Return the name of the kind of a table, from its first rows."""
-    first_rows = head_of(path)
+    first_rows = read_first_rows(path)
     columns = set(map(str, first_rows))
     if "ImageNumber" in columns and ("ObjectNumber" in columns or path.stem.endswith("Image")):
         return "cellprofiler_table"
-    return "image_table" if _columns_of_images(first_rows) else "profiles"
+    return "image_table" if _image_columns(first_rows) else "profiles"
 
 
 def image_columns(path: str | os.PathLike[str]) -> list[str]:
     """Return the columns of a table that name image files in its first rows."""
-    return _columns_of_images(head_of(path))
+    return _image_columns(read_first_rows(path))
 
 
-def _columns_of_images(first_rows: pd.DataFrame) -> list[str]:
+def _image_columns(first_rows: pd.DataFrame) -> list[str]:
     """Return the columns of a table in which any value ends like the name of an image file."""
     text = first_rows.select_dtypes(exclude=["number", "bool"]).astype(str)
-    names_images = text.map(lambda value: str(value).lower().endswith(IMAGE_FILES)).any()
+    names_images = text.map(lambda value: str(value).lower().endswith(IMAGE_ENDINGS)).any()
     return [str(column) for column in text.columns[names_images.to_numpy(bool)]]
 
 
-def _folder(path: Path) -> str:
+def _detect_folder_kind(path: Path) -> str:
     """Return the name of the kind of a folder."""
     if (path / "data.mdb").is_file():
         return "lmdb"
-    if path.suffix == ".zarr" or any((path / name).is_file() for name in _ZARR):
-        return _zarr(path)
+    if path.suffix == ".zarr" or any((path / name).is_file() for name in _ZARR_FILES):
+        return _detect_zarr_kind(path)
     found = "unknown"
-    for place, files in walked(path):
+    for place, files in walk_folders(path):
         # CellProfiler and DeepProfiler may store images next to their tables, so tables are tested first
         if any(name.endswith(("Image.csv", "Image.tsv")) for name in files):
             return "cellprofiler"
-        if any(name.endswith(".npz") and _has_features(Path(place, name)) for name in files):
+        if any(name.endswith(".npz") and _has_deepprofiler_features(Path(place, name)) for name in files):
             return "deepprofiler"
-        if any(name.lower().endswith(IMAGE_FILES) for name in files):
+        if any(name.lower().endswith(IMAGE_ENDINGS) for name in files):
             return "image_folder"
         found = "tables" if any(map(is_table, files)) else found
     return found
 
 
-def _zarr(path: Path) -> str:
+def _detect_zarr_kind(path: Path) -> str:
     """Return the name of the kind of a Zarr store, from the attributes of its root in Zarr format 2 or 3.
 
     A store whose attributes do not name another kind is taken for an AnnData.
     """
     attributes: dict[str, Any] = {}
     for name, place in {"zarr.json": "attributes", ".zattrs": None}.items():
-        found = _json(path / name)
-        attributes |= found if place is None else _mapping(found.get(place))
-    attributes |= _mapping(attributes.get("ome"))
+        found = _read_json(path / name)
+        attributes |= found if place is None else _dict_or_empty(found.get(place))
+    attributes |= _dict_or_empty(attributes.get("ome"))
     marks = {"spatialdata_attrs": "spatialdata", "plate": "ome_plate", "multiscales": "ome_image"}
     return next((name for mark, name in marks.items() if mark in attributes), "anndata")
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file as a dictionary, which is empty if the file is missing or invalid."""
     try:
-        return _mapping(json.loads(path.read_text(encoding="utf-8")))
+        return _dict_or_empty(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def _dict_or_empty(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _has_features(path: Path) -> bool:
+def _has_deepprofiler_features(path: Path) -> bool:
     """Return whether an ``.npz`` file holds features of DeepProfiler."""
     if not zipfile.is_zipfile(path):
         return False
@@ -193,10 +193,10 @@ def _has_features(path: Path) -> bool:
 
 def is_table(path: str | os.PathLike[str]) -> bool:
     """Return whether the name of a file ends like that of a table."""
-    return str(path).lower().endswith(TABLES)
+    return str(path).lower().endswith(TABLE_ENDINGS)
 
 
-def is_parted(path: Path) -> bool:
+def is_partitioned_table(path: Path) -> bool:
     """Return whether a folder holds one table in several parts.
 
     The folder then ends with ``.parquet``, or contains folders that are named by a column and its value (``plate=P1``).
@@ -204,14 +204,14 @@ def is_parted(path: Path) -> bool:
     return path.is_dir() and (path.suffix.lower() == ".parquet" or any(path.glob("*=*/")))
 
 
-def tables_in(path: Path) -> list[Path]:
+def list_tables(path: Path) -> list[Path]:
     """Return the tables in a folder of tables. For any other path, return only the path."""
-    if not path.is_dir() or is_parted(path) or kind_of(path).name != "tables":
+    if not path.is_dir() or is_partitioned_table(path) or detect_kind(path).name != "tables":
         return [path]
-    return [Path(place, name) for place, names in walked(path) for name in names if is_table(name)]
+    return [Path(place, name) for place, names in walk_folders(path) for name in names if is_table(name)]
 
 
-def read_frame(path: str | os.PathLike[str]) -> pd.DataFrame:
+def read_table_file(path: str | os.PathLike[str]) -> pd.DataFrame:
     """Read a table from a file, or from a folder of parts as written by Spark and pandas.
 
     A column of a text file is read as text if one of its first 1,000 values is a number with leading zeros, such as
@@ -228,32 +228,32 @@ def read_frame(path: str | os.PathLike[str]) -> pd.DataFrame:
         If the file is not a table, is not encoded as UTF-8, is not separated by commas (tabs for ``.tsv``), has two
         header rows, is empty, or is truncated.
     """
-    return _read(path, None)
+    return _read_table_of_kind(path, None)
 
 
-def head_of(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read only the first rows of a table, without reading the rest; errors are those of :func:`read_frame`."""
-    return _read(path, _HEAD)
+def read_first_rows(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """Read only the first rows of a table, without reading the rest; errors are those of :func:`read_table_file`."""
+    return _read_table_of_kind(path, _N_HEAD_ROWS)
 
 
-def _read(path: str | os.PathLike[str], n_rows: int | None) -> pd.DataFrame:
+def _read_table_of_kind(path: str | os.PathLike[str], n_rows: int | None) -> pd.DataFrame:
     """Read a table, or its first ``n_rows`` rows."""
     where = local_path(path)
-    if not (is_table(where) or is_parted(where)):
-        msg = f"{where} is no table: give one of {', '.join(TABLES)}."
+    if not (is_table(where) or is_partitioned_table(where)):
+        msg = f"{where} is no table: give one of {', '.join(TABLE_ENDINGS)}."
         raise ValueError(msg)
-    if not is_parted(where):
+    if not is_partitioned_table(where):
         check_file(where)
     try:
-        if where.suffix.lower() == ".parquet" or is_parted(where):
-            return _parquet(where, n_rows)
+        if where.suffix.lower() == ".parquet" or is_partitioned_table(where):
+            return _read_parquet(where, n_rows)
         name = where.name.lower()
         separator = next(mark for ending, mark in _SEPARATORS.items() if name.endswith(ending))
-        n_searched = _N_SEARCHED if n_rows is None else _N_SEARCHED_OF_HEAD
+        n_searched = _N_SEARCHED_ROWS if n_rows is None else _N_SEARCHED_OF_HEAD
         rows = pd.read_csv(where, sep=separator, nrows=n_searched, dtype=str, keep_default_na=False)
-        as_text = dict.fromkeys(_padded(rows), str)
+        as_text = dict.fromkeys(_columns_with_leading_zeros(rows), str)
         table = pd.read_csv(where, sep=separator, nrows=n_rows, low_memory=False, dtype=as_text)
-        table = _with_words(table, where, separator, n_rows)
+        table = _restore_words(table, where, separator, n_rows)
     except UnicodeDecodeError as error:
         msg = (
             f"{where} is text of another encoding than UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8. "
@@ -278,7 +278,7 @@ def _read(path: str | os.PathLike[str], n_rows: int | None) -> pd.DataFrame:
     return table
 
 
-def _parquet(path: Path, n_rows: int | None) -> pd.DataFrame:
+def _read_parquet(path: Path, n_rows: int | None) -> pd.DataFrame:
     """Read a Parquet table, or its first ``n_rows`` rows; a folder is always read whole."""
     try:
         import pyarrow.parquet
@@ -291,16 +291,16 @@ def _parquet(path: Path, n_rows: int | None) -> pd.DataFrame:
         return next(file.iter_batches(n_rows), file.schema_arrow.empty_table()).to_pandas()
 
 
-def _padded(rows: pd.DataFrame) -> list[str]:
+def _columns_with_leading_zeros(rows: pd.DataFrame) -> list[str]:
     """Return the columns that hold numbers with leading zeros.
 
     These are names, for example of plates and wells. Without their zeros, different names could become equal.
     """
     # one search per column is a hundred times faster than one per value; all values are text here
-    return [name for name in rows if _PADDED.search("\n".join(rows[name]))]
+    return [name for name in rows if _LEADING_ZERO.search("\n".join(rows[name]))]
 
 
-def _with_words(table: pd.DataFrame, path: Path, separator: str, n_rows: int | None) -> pd.DataFrame:
+def _restore_words(table: pd.DataFrame, path: Path, separator: str, n_rows: int | None) -> pd.DataFrame:
     """Restore words in columns of text that pandas has replaced by missing values, such as ``None``.
 
     Parameters
@@ -342,7 +342,7 @@ def _has_two_rows_of_names(rows: pd.DataFrame) -> bool:
     return int(words_above.sum()) >= least
 
 
-def walked(folder: str | os.PathLike[str], above: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:
+def walk_folders(folder: str | os.PathLike[str], above: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:
     """Iterate over a folder and its subfolders, with the names of the files in each.
 
     Folders are visited from top to bottom, in alphabetical order. Links to folders are followed, except links to a
@@ -367,11 +367,11 @@ def walked(folder: str | os.PathLike[str], above: tuple[str, ...] = ()) -> Itera
         found = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
     yield os.fspath(folder), [name for name, is_folder in found if not is_folder]
     for name, is_folder in found:
-        if is_folder and name not in _LEFT:
-            yield from walked(os.path.join(folder, name), (*above, place))
+        if is_folder and name not in _IGNORED_FOLDERS:
+            yield from walk_folders(os.path.join(folder, name), (*above, place))
 
 
-def source_names(plates: Sequence[str], taken: set[str]) -> list[str]:
+def unique_file_names(plates: Sequence[str], taken: set[str]) -> list[str]:
     """Return a unique name for each file.
 
     The name is that of the file. If names are not unique, the names of the folders that contain the files are added,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from scbd._checks import head, inflect, resized_to
+from scbd._checks import inflect, join_first, size_after_resizing
 from scbd._files import check_file, local_path, progress_bar
-from scbd.data._sources import IMAGE_DTYPES, check_images, numbers_of, target_of
+from scbd.data._sources import IMAGE_DTYPES, allocate_output, as_row_numbers, check_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 Fit: TypeAlias = Literal["pad", "crop"] | int | tuple[int, int]
 
 # modes of Pillow that are read: grey of 8, 16 and 32 bits, and colours, with or without transparency
-_MODES = ("L", "LA", "I;16", "I;16B", "I", "F", "RGB", "RGBA")
+_READ_MODES = ("L", "LA", "I;16", "I;16B", "I", "F", "RGB", "RGBA")
 # modes of Pillow that are converted: black and white, and colours that are indices of a palette
-_MEANT = {"1": "L", "P": "RGB", "PA": "RGBA"}
+_CONVERTED_MODES = {"1": "L", "P": "RGB", "PA": "RGBA"}
 # largest integer up to which all integers are exact in float32
-_EXACT = 2**24
+_MAX_EXACT_INTEGER = 2**24
 # first bytes of a TIFF and of a BigTIFF (above 4 GiB), in either byte order
-_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # tags of a TIFF: bits per sample, photometric interpretation, samples per pixel, kind of extra samples, sample format
 _BITS, _PHOTOMETRIC, _SAMPLES, _EXTRA, _FORMAT = 258, 262, 277, 338, 339
 # values of the tags PHOTOMETRIC, EXTRA and FORMAT, in this order
@@ -81,8 +81,8 @@ class FileSource:
             msg = "The table names no file."
             raise ValueError(msg)
         self._folder, self._paths = os.path.abspath(local_path(folder)), paths
-        self._check_there()
-        self._size = None if fit is None else fitted_size(fit, self._sizes() if isinstance(fit, str) else [])
+        self._check_files()
+        self._size = None if fit is None else target_size(fit, self._sizes() if isinstance(fit, str) else [])
         first = self._image(0)
         self.shape: tuple[int, ...] = (len(paths), *first.shape)
         self.dtype = first.dtype
@@ -98,8 +98,8 @@ class FileSource:
         FileNotFoundError, ValueError
             If a file is missing or damaged, or if its image differs from the first one in size or dtype.
         """
-        out = target_of(self, rows, out)
-        for place, row in enumerate(numbers_of(rows, self.shape[0]).tolist()):
+        out = allocate_output(self, rows, out)
+        for place, row in enumerate(as_row_numbers(rows, self.shape[0]).tolist()):
             image = self._image(row)
             if image.shape != out.shape[1:] or image.dtype != self.dtype:
                 advice = "use fit='pad' or fit='crop'" if image.shape[1:] != out.shape[2:] else "save all alike"
@@ -113,7 +113,7 @@ class FileSource:
         """Return the normalised path of a file of a cell."""
         return Path(os.path.normpath(os.path.join(self._folder, self._paths[row][file])))
 
-    def _check_there(self) -> None:
+    def _check_files(self) -> None:
         """Check that all files exist and lie in the folder. Each directory is listed only once.
 
         Raises
@@ -145,7 +145,7 @@ class FileSource:
             n_files, are = len(self._paths) * len(self._paths[0]), inflect(len(missing), "is", "are")
             msg = (
                 f"{len(missing)} of {n_files} files that the table names {are} not there: "
-                f"{head(missing, 3)}; name the folder that paths are relative to (root=…), or drop these rows."
+                f"{join_first(missing, 3)}; name the folder that paths are relative to (root=…), or drop these rows."
             )
             raise FileNotFoundError(msg)
 
@@ -157,9 +157,9 @@ class FileSource:
         ValueError
             If the files of the cell differ in size or dtype.
         """
-        images = [channels_of(self._path(row, file)) for file in range(len(self._paths[0]))]
+        images = [read_channels(self._path(row, file)) for file in range(len(self._paths[0]))]
         if self._size is not None:
-            images = [centred(image, self._size) for image in images]
+            images = [pad_or_crop(image, self._size) for image in images]
         kinds = sorted({f"{' × '.join(map(str, image.shape[1:]))} {image.dtype}" for image in images})
         if len(kinds) > 1:
             msg = f"The channels of row {row} differ ({' and '.join(kinds)}; the first is {self._path(row, 0)})."
@@ -171,13 +171,13 @@ class FileSource:
         files = [self._path(row, file) for row in range(len(self._paths)) for file in range(len(self._paths[0]))]
         with ThreadPoolExecutor() as pool, progress_bar("Measuring images", len(files)) as bar:
             sizes = []
-            for size in pool.map(size_of, files):
+            for size in pool.map(read_size, files):
                 sizes.append(size)
                 bar.update()
             return sizes
 
 
-def fitted_size(fit: Fit, sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
+def target_size(fit: Fit, sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """Return height and width of images after padding or cropping.
 
     Parameters
@@ -196,13 +196,13 @@ def fitted_size(fit: Fit, sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
         side = max(map(max, sizes)) if fit == "pad" else min(map(min, sizes))
         return side, side
     try:
-        return resized_to(fit, 1, 1)  # type: ignore[arg-type]
+        return size_after_resizing(fit, 1, 1)  # type: ignore[arg-type]
     except ValueError as error:
         msg = f"fit={fit!r} is not known: use 'pad', 'crop', a number of pixels, or (height, width)."
         raise ValueError(msg) from error
 
 
-def centred(images: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+def pad_or_crop(images: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
     """Place images ``(…, h, w)`` at the centre of a canvas of zeros ``(…, *size)``.
 
     Pixel ``h // 2``, the central one, becomes pixel ``size[0] // 2``; likewise along the width.
@@ -217,7 +217,7 @@ def centred(images: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
     return out
 
 
-def channels_of(path: Path) -> np.ndarray:
+def read_channels(path: Path) -> np.ndarray:
     """Read all channels of an image file, ``(C, H, W)``.
 
     Raises
@@ -225,25 +225,25 @@ def channels_of(path: Path) -> np.ndarray:
     FileNotFoundError, ValueError
         If the file is missing, damaged, of another kind, or has pages of different sizes.
     """
-    with _opened(path) as file:
-        pages = None if file is None else _pillow_pages(file, path)
-    pages = _tifffile_pages(path) if pages is None else pages
+    with _open_image(path) as file:
+        pages = None if file is None else _read_pages_with_pillow(file, path)
+    pages = _read_pages_with_tifffile(path) if pages is None else pages
     if len({page.shape[1:] for page in pages}) > 1:
         msg = f"{path} has pages of different sizes."
         raise ValueError(msg)
     return np.concatenate(pages)
 
 
-def size_of(path: Path) -> tuple[int, int]:
+def read_size(path: Path) -> tuple[int, int]:
     """Return height and width of the image in a file, in pixels."""
-    with _opened(path) as file:
+    with _open_image(path) as file:
         if file is not None:
             return file.height, file.width
-    return _tifffile_pages(path)[0].shape[1:]
+    return _read_pages_with_tifffile(path)[0].shape[1:]
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image | None]:
+def _open_image(path: Path) -> Iterator[Image | None]:
     """Open an image file with Pillow; yield `None` if it is a TIFF that Pillow cannot open.
 
     Raises
@@ -253,14 +253,14 @@ def _opened(path: Path) -> Iterator[Image | None]:
     """
     check_file(path)
     try:
-        with _known(path) or nullcontext() as file:
+        with _open_with_pillow(path) or nullcontext() as file:
             yield file
     except (OSError, SyntaxError, TypeError) as error:  # Pillow raises all three for damaged files
         msg = f"{path} is no TIFF or PNG, or is truncated ({error})."
         raise ValueError(msg) from error
 
 
-def _known(path: Path) -> Image | None:
+def _open_with_pillow(path: Path) -> Image | None:
     """Open an image file with Pillow, or return `None` if it is a TIFF that Pillow cannot open."""
     from PIL import Image, UnidentifiedImageError
 
@@ -268,12 +268,12 @@ def _known(path: Path) -> Image | None:
         return Image.open(path)
     except UnidentifiedImageError:
         with path.open("rb") as file:
-            if file.read(4) in _TIFF:
+            if file.read(4) in _TIFF_SIGNATURES:
                 return None
         raise
 
 
-def _pillow_pages(file: Image, path: Path) -> list[np.ndarray] | None:
+def _read_pages_with_pillow(file: Image, path: Path) -> list[np.ndarray] | None:
     """Return the channels of each page, ``(C, H, W)``, or `None` if Pillow would misread a page."""
     from PIL import ImageSequence
 
@@ -281,7 +281,7 @@ def _pillow_pages(file: Image, path: Path) -> list[np.ndarray] | None:
     for page in ImageSequence.Iterator(file):
         if _is_misread(page):
             return None
-        pixels = _pixels(page, path)
+        pixels = _page_pixels(page, path)
         pages.append(pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0))
     return pages
 
@@ -305,7 +305,7 @@ def _is_misread(page: Image) -> bool:
     )
 
 
-def _tifffile_pages(path: Path) -> list[np.ndarray]:
+def _read_pages_with_tifffile(path: Path) -> list[np.ndarray]:
     """Return the channels of each page, read with tifffile, for a TIFF that Pillow cannot open or misreads.
 
     Raises
@@ -337,12 +337,12 @@ def _tifffile_pages(path: Path) -> list[np.ndarray]:
         # page.shaped is (separate channels, depth, height, width, interleaved channels)
         channels = np.moveaxis(pixels.reshape(page.shaped), -1, 1).reshape(-1, *page.shaped[2:4])
         if page.photometric == _MIN_IS_WHITE:
-            channels = _turned(channels, page.bitspersample, path)
-        found.append(_as_images(channels, path))
+            channels = _invert(channels, page.bitspersample, path)
+        found.append(_to_image_dtype(channels, path))
     return found
 
 
-def _turned(pixels: np.ndarray, bits: int, path: Path) -> np.ndarray:
+def _invert(pixels: np.ndarray, bits: int, path: Path) -> np.ndarray:
     """Invert an image with 0 as white, so that white becomes the largest value.
 
     Raises
@@ -356,7 +356,7 @@ def _turned(pixels: np.ndarray, bits: int, path: Path) -> np.ndarray:
     return (2**bits - 1 - pixels).astype(pixels.dtype)
 
 
-def _pixels(page: Image, path: Path) -> np.ndarray:
+def _page_pixels(page: Image, path: Path) -> np.ndarray:
     """Return the pixels of a page opened with Pillow, in a dtype that is allowed for images.
 
     Raises
@@ -368,15 +368,15 @@ def _pixels(page: Image, path: Path) -> np.ndarray:
     if page.mode in ("RGB", "RGBA", "LA") and ";16" in stored:
         msg = f"{path} holds colours of 16 bits, of which half would be lost: save it as TIFF, or each channel as PNG."
         raise ValueError(msg)
-    if page.mode in _MEANT:
-        page = page.convert(_MEANT[page.mode])
-    if page.mode not in _MODES:
+    if page.mode in _CONVERTED_MODES:
+        page = page.convert(_CONVERTED_MODES[page.mode])
+    if page.mode not in _READ_MODES:
         msg = f"{path} holds pixels of mode {page.mode!r}: save it as 8- or 16-bit grey, RGB or 32-bit float."
         raise ValueError(msg)
-    return _as_images(np.asarray(page), path)
+    return _to_image_dtype(np.asarray(page), path)
 
 
-def _as_images(pixels: np.ndarray, path: Path) -> np.ndarray:
+def _to_image_dtype(pixels: np.ndarray, path: Path) -> np.ndarray:
     """Convert pixels to a dtype that is allowed for images.
 
     Integers of other dtypes become float32. Values from 0 to 2**24 are exact in float32.
@@ -391,7 +391,7 @@ def _as_images(pixels: np.ndarray, path: Path) -> np.ndarray:
     if pixels.dtype.kind not in "iu":
         msg = f"{path} holds {pixels.dtype.name}: save it as 32-bit float."
         raise ValueError(msg)
-    if not (0 <= pixels.min() and pixels.max() <= _EXACT):
+    if not (0 <= pixels.min() and pixels.max() <= _MAX_EXACT_INTEGER):
         n_bits = 8 * pixels.dtype.itemsize
         msg = f"{path} holds numbers of {n_bits} bits from {pixels.min()} to {pixels.max()}: save it as 32-bit float."
         raise ValueError(msg)

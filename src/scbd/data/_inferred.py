@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._anndata import as_columns, check_anndata, control_names, label_text, label_values
-from scbd._checks import check_count, check_unmasked, counted, head
-from scbd._linear_maps import resolution
-from scbd.data._inputs import Inputs
+from scbd._anndata import as_columns, check_anndata, check_control_labels, label_text, label_values
+from scbd._checks import check_count, check_unmasked, format_count, join_first
+from scbd._linear_maps import relative_rounding_error
+from scbd.data._inputs import InputLocation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from scbd.data._sources import ImageSource
 
 INFERRED = "inferred_environment"
-_BLOCK = 4096  # number of cells that are read at a time
+_CELLS_PER_BLOCK = 4096  # number of cells that are read at a time
 # maximum number of cells and of principal axes to learn from; more do not improve the estimate of a few groups
-_MOST_CELLS, _MOST_AXES = 20_000, 30
-_LEAST_CELLS = 10  # minimum number of cells per environment
+_MAX_CELLS, _MAX_AXES = 20_000, 30
+_MIN_CELLS_PER_ENVIRONMENT = 10  # minimum number of cells per environment
 # fraction of the cells that are held out of learning, to test whether there are groups
-_TESTED = 0.2
-_SURE = 2.0  # minimum gain without a warning, in standard errors of the gain
-_STARTS = 3  # number of random seeds, each with three kinds of initialisation
-_SMALL = 1e-6  # relative size below which differences and variances count as zero
+_HELD_OUT_FRACTION = 0.2
+_MIN_GAIN_IN_STANDARD_ERRORS = 2.0  # minimum gain without a warning, in standard errors of the gain
+_N_SEEDS = 3  # number of random seeds, each with three kinds of initialisation
+_RELATIVE_TOLERANCE = 1e-6  # relative size below which differences and variances count as zero
 
 
 class InferredEnvironments(NamedTuple):
@@ -148,20 +148,20 @@ def infer_environments(
     check_anndata(adata)
     check_count("n_environments", n_environments, least=2)
     codes = [label_values(adata.obs, as_columns(key)).cat.codes.to_numpy() for key in (y_key, e_key) if key is not None]
-    learned = _learned(adata, y_key, n_environments, control, fit)
-    inputs = Inputs.found(adata, image_key, layer, obsm_key, channels)
+    learned = _learning_mask(adata, y_key, n_environments, control, fit)
+    inputs = InputLocation.found(adata, image_key, layer, obsm_key, channels)
     source = inputs.source(adata)
-    statistics = _statistics(source, inputs.where)
-    apart = _without_means(statistics, codes)
+    statistics = _cell_statistics(source, inputs.where)
+    apart = _subtract_group_means(statistics, codes)
     rng = np.random.default_rng(seed)
-    rows = rng.permutation(np.flatnonzero(learned))[:_MOST_CELLS]
-    n_tested = max(1, round(_TESTED * len(rows)))
-    space, spread = _whitened(apart, _least(statistics, source.dtype), rows[n_tested:], inputs.where)
-    mixture = _mixture(space[rows[n_tested:]], spread, n_environments, seed)
-    single = _gaussian(1).fit(space[rows[n_tested:]])
+    rows = rng.permutation(np.flatnonzero(learned))[:_MAX_CELLS]
+    n_tested = max(1, round(_HELD_OUT_FRACTION * len(rows)))
+    space, spread = _whiten(apart, _constant_threshold(statistics, source.dtype), rows[n_tested:], inputs.where)
+    mixture = _fit_mixture(space[rows[n_tested:]], spread, n_environments, seed)
+    single = _new_mixture(1).fit(space[rows[n_tested:]])
     gains = mixture.score_samples(space[rows[:n_tested]]) - single.score_samples(space[rows[:n_tested]])
     gain, error = float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(n_tested))
-    if gain <= _SURE * error:
+    if gain <= _MIN_GAIN_IN_STANDARD_ERRORS * error:
         msg = (
             f"Cells of equal {y_key!r} do not form {n_environments} groups: these describe new cells no better than "
             f"one group does, beyond chance ({gain:.2g} nats per cell, standard error {error:.1g})."
@@ -172,11 +172,11 @@ def infer_environments(
     names = [f"inferred_{number + 1}" for number in range(n_environments)]
     labels = pd.Categorical.from_codes(np.argsort(order)[of_cell], names)
     return InferredEnvironments(
-        pd.Series(labels, index=adata.obs_names, name=INFERRED), _discriminants(space, mixture), gain
+        pd.Series(labels, index=adata.obs_names, name=INFERRED), _project_on_discriminants(space, mixture), gain
     )
 
 
-def _learned(
+def _learning_mask(
     adata: AnnData, y_key: str | Sequence[str], n_environments: int, control: Any, fit: np.ndarray | None
 ) -> np.ndarray:
     """Return which cells groups are learned from, boolean ``(N,)``.
@@ -197,8 +197,8 @@ def _learned(
         learned &= fit
     if control is not None:
         names = label_values(adata.obs, as_columns(y_key)).map(label_text).astype(str).to_numpy()
-        learned &= np.isin(names, control_names(control, names, y_key))
-    least = _LEAST_CELLS * n_environments
+        learned &= np.isin(names, check_control_labels(control, names, y_key))
+    least = _MIN_CELLS_PER_ENVIRONMENT * n_environments
     if learned.sum() < least:
         msg = (
             f"There are {learned.sum()} cells to learn {n_environments} environments from: at least {least} are needed."
@@ -207,7 +207,7 @@ def _learned(
     return learned
 
 
-def _statistics(source: ImageSource, where: str) -> np.ndarray:
+def _cell_statistics(source: ImageSource, where: str) -> np.ndarray:
     """Return statistics of each cell, float64 ``(N, D)``.
 
     Of images, these are the mean and the standard deviation of each channel. Features are returned unmodified.
@@ -218,8 +218,8 @@ def _statistics(source: ImageSource, where: str) -> np.ndarray:
         If a value is NaN or infinite.
     """
     parts = []
-    for start in range(0, source.shape[0], _BLOCK):
-        values = source.read(np.arange(start, min(start + _BLOCK, source.shape[0])))
+    for start in range(0, source.shape[0], _CELLS_PER_BLOCK):
+        values = source.read(np.arange(start, min(start + _CELLS_PER_BLOCK, source.shape[0])))
         if values.ndim > 2:
             pixels = values.reshape(*values.shape[:2], -1)
             values = np.concatenate([f(pixels, axis=-1, dtype=np.float64) for f in (np.mean, np.std)], axis=1)
@@ -227,13 +227,13 @@ def _statistics(source: ImageSource, where: str) -> np.ndarray:
     statistics = np.concatenate(parts)
     bad = np.flatnonzero(~np.isfinite(statistics).all(1))
     if bad.size:
-        cells = f"{counted(bad.size, 'cell')} (rows {head(bad)})"
+        cells = f"{format_count(bad.size, 'cell')} (rows {join_first(bad)})"
         msg = f"{where} is NaN or infinite in {cells}: drop them, or fill the values in."
         raise ValueError(msg)
     return statistics
 
 
-def _without_means(values: np.ndarray, groupings: Sequence[np.ndarray]) -> np.ndarray:
+def _subtract_group_means(values: np.ndarray, groupings: Sequence[np.ndarray]) -> np.ndarray:
     """Subtract the mean of each group of one or several groupings.
 
     With several groupings, their means are subtracted in turn until the values converge, in at most 100 iterations.
@@ -253,20 +253,22 @@ def _without_means(values: np.ndarray, groupings: Sequence[np.ndarray]) -> np.nd
             sums = np.zeros((codes.max() + 1, values.shape[1]))
             np.add.at(sums, codes, left)
             left = left - (sums / np.maximum(np.bincount(codes), 1)[:, None])[codes]
-        if len(groupings) == 1 or (np.abs(left - before).max(0) <= _SMALL * scale).all():
+        if len(groupings) == 1 or (np.abs(left - before).max(0) <= _RELATIVE_TOLERANCE * scale).all():
             break
     return left
 
 
-def _least(statistics: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _constant_threshold(statistics: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return the standard deviation of each feature within perturbations up to which it counts as constant, ``(D,)``.
 
     The threshold covers the rounding of the dtype in which values were stored, and the residual of subtracting means.
     """
-    return np.maximum(resolution(dtype) * np.abs(statistics).max(0), _SMALL * np.ptp(statistics, axis=0))
+    return np.maximum(
+        relative_rounding_error(dtype) * np.abs(statistics).max(0), _RELATIVE_TOLERANCE * np.ptp(statistics, axis=0)
+    )
 
 
-def _whitened(apart: np.ndarray, least: np.ndarray, rows: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
+def _whiten(apart: np.ndarray, least: np.ndarray, rows: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Project cells on principal axes, each of unit variance.
 
     Features are first scaled to unit variance. Constant features are excluded.
@@ -299,12 +301,12 @@ def _whitened(apart: np.ndarray, least: np.ndarray, rows: np.ndarray, where: str
         raise ValueError(msg)
     apart = apart[:, varies] / scale[varies]
     values, vectors = np.linalg.eigh(np.cov(apart[rows], rowvar=False).reshape(apart.shape[1], -1))
-    kept = np.flatnonzero(values > _SMALL * values[-1])[::-1][:_MOST_AXES]
+    kept = np.flatnonzero(values > _RELATIVE_TOLERANCE * values[-1])[::-1][:_MAX_AXES]
     spread = np.sqrt(values[kept])
     return apart @ (vectors[:, kept] / spread), spread
 
 
-def _mixture(space: np.ndarray, spread: np.ndarray, n: int, seed: int) -> GaussianMixture:
+def _fit_mixture(space: np.ndarray, spread: np.ndarray, n: int, seed: int) -> GaussianMixture:
     """Fit Gaussian mixtures from several initialisations, and return the most likely one.
 
     Each initialisation is a k-means clustering: of the principal axes in their original scale, of the whitened axes, or
@@ -327,15 +329,15 @@ def _mixture(space: np.ndarray, spread: np.ndarray, n: int, seed: int) -> Gaussi
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # unconverged starts are still useful
-        for start in range(_STARTS):
-            for begun in (space * spread, space, _least_peaked(space, seed + start)):
+        for start in range(_N_SEEDS):
+            for begun in (space * spread, space, _flattest_component(space, seed + start)):
                 groups = KMeans(n, n_init=2, random_state=seed + start).fit_predict(begun)
                 means = np.stack([space[groups == group].mean(0) for group in range(n)])
-                found.append(_gaussian(n, means_init=means, random_state=seed).fit(space))
+                found.append(_new_mixture(n, means_init=means, random_state=seed).fit(space))
     return max(found, key=lambda mixture: mixture.lower_bound_)
 
 
-def _least_peaked(space: np.ndarray, seed: int) -> np.ndarray:
+def _flattest_component(space: np.ndarray, seed: int) -> np.ndarray:
     """Return the independent component with the lowest kurtosis, ``(N, 1)``.
 
     Groups that lie along one line give this component a flat or bimodal distribution. The remaining axes would hide
@@ -348,14 +350,14 @@ def _least_peaked(space: np.ndarray, seed: int) -> np.ndarray:
     return axes[:, [int(kurtosis(axes).argmin())]]
 
 
-def _gaussian(n: int, **how: Any) -> GaussianMixture:
+def _new_mixture(n: int, **how: Any) -> GaussianMixture:
     """Create a mixture of ``n`` Gaussians with a common covariance."""
     from sklearn.mixture import GaussianMixture
 
     return GaussianMixture(n, covariance_type="tied", max_iter=200, **how)
 
 
-def _discriminants(space: np.ndarray, mixture: GaussianMixture) -> np.ndarray:
+def _project_on_discriminants(space: np.ndarray, mixture: GaussianMixture) -> np.ndarray:
     """Project cells on the two axes with the largest variance between groups, float32 ``(N, 2)``.
 
     These are linear discriminants: the variance within groups is 1. With two groups, the second coordinate is 0.

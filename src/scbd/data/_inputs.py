@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import pandas as pd
 
-from scbd._anndata import IMAGE_KEY, check_anndata, frame_numbers, is_sparse
-from scbd._checks import head, missing_key
-from scbd.data._sources import FEATURES, IMAGES, ArraySource, ImageSource, InputKind, ZarrSource, columns_of
+from scbd._anndata import IMAGE_KEY, check_anndata, frame_to_array, is_sparse
+from scbd._checks import join_first, missing_key_message
+from scbd.data._sources import FEATURES, IMAGES, ArraySource, ImageSource, InputKind, ZarrSource, select_columns
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 Channels: TypeAlias = Sequence[str | int] | Mapping[str, str | int]
 
 # value of ``layer`` that stands for ``adata.X``
-X = "X"
+X_LAYER = "X"
 
 
-class Inputs(NamedTuple):
+class InputLocation(NamedTuple):
     """Place of the inputs in an AnnData. One of ``image_key``, ``layer`` and ``obsm_key`` is given."""
 
     image_key: str | None = None
@@ -46,7 +46,7 @@ class Inputs(NamedTuple):
         layer: str | None = None,
         obsm_key: str | None = None,
         channels: Channels | None = None,
-    ) -> Inputs:
+    ) -> InputLocation:
         """Determine the place of the inputs from the arguments of ``setup_anndata``.
 
         Without ``image_key``, ``layer`` and ``obsm_key``, the inputs are the images at the default key of ``obsm`` if
@@ -86,12 +86,12 @@ class Inputs(NamedTuple):
             raise ValueError(msg)
         if channels is not None:
             stored = cls(image_key=image_key).stored(adata)
-            channels = _by_name(channel_names(adata.var, stored.shape[1], str(image_key)), channels)
+            channels = _channels_by_name(channel_names(adata.var, stored.shape[1], str(image_key)), channels)
         if given or image_key:
             return cls(image_key, layer, obsm_key, channels)
-        if _keys_of_images(adata) or adata.X is None:
-            raise KeyError(missing_key("obsm", IMAGE_KEY, adata.obsm.keys(), "image_key"))
-        return cls(layer=X)
+        if _image_keys(adata) or adata.X is None:
+            raise KeyError(missing_key_message("obsm", IMAGE_KEY, adata.obsm.keys(), "image_key"))
+        return cls(layer=X_LAYER)
 
     @property
     def kind(self) -> InputKind:
@@ -103,7 +103,7 @@ class Inputs(NamedTuple):
         """Place of the inputs as Python code, for messages: ``obsm['…']``, ``layers['…']`` or ``X``."""
         if self.layer is None:
             return f"obsm[{self.image_key or self.obsm_key!r}]"
-        return X if self.layer == X else f"layers[{self.layer!r}]"
+        return X_LAYER if self.layer == X_LAYER else f"layers[{self.layer!r}]"
 
     def array(self, adata: AnnData) -> Any:
         """Return the array at this place, unchecked.
@@ -113,7 +113,7 @@ class Inputs(NamedTuple):
         KeyError
             If the place does not exist.
         """
-        if self.layer == X:
+        if self.layer == X_LAYER:
             if adata.X is None:
                 msg = "adata has no X: name the features with layer=… or obsm_key=…, or the images with image_key=…."
                 raise KeyError(msg)
@@ -122,10 +122,10 @@ class Inputs(NamedTuple):
         if key not in slot:
             argument = next(name for name, value in self._asdict().items() if value is not None)
             keys = [known for known in slot if known is not None]  # since anndata 0.13, X is the layer None
-            raise KeyError(missing_key("layers" if self.layer else "obsm", str(key), keys, argument))
+            raise KeyError(missing_key_message("layers" if self.layer else "obsm", str(key), keys, argument))
         return slot[key]
 
-    def check_there(self, adata: AnnData) -> None:
+    def check_present(self, adata: AnnData) -> None:
         """Raise if cells lack the inputs that a trained model embeds.
 
         A trained model reads its inputs from the place with which it was set up. The message therefore advises to store
@@ -139,7 +139,7 @@ class Inputs(NamedTuple):
         try:
             self.array(adata)
         except KeyError as error:
-            others = [] if self.image_key is None else _keys_of_images(adata)
+            others = [] if self.image_key is None else _image_keys(adata)
             put = f": adata.{self.where} = adata.obsm[{others[0]!r}], if that is it" if others else ""
             msg = (
                 f"The model embeds what lies at {self.where}, which these cells do not have (obsm has: "
@@ -158,7 +158,7 @@ class Inputs(NamedTuple):
             If the array holds neither images nor features, see :class:`~scbd.data.ArraySource`.
         """
         stored = self.stored(adata)
-        return stored if self.image_key is None else columns_of(stored, self.taken(adata, stored.shape[1])[0])
+        return stored if self.image_key is None else select_columns(stored, self.taken(adata, stored.shape[1])[0])
 
     def taken(self, adata: AnnData, n_channels: int) -> tuple[list[int], list[str]]:
         """Return the positions and names of the channels to use, see :func:`taken_channels`."""
@@ -169,7 +169,7 @@ class Inputs(NamedTuple):
         check_anndata(adata)
         array = self.array(adata)
         if isinstance(array, pd.DataFrame):
-            array = frame_numbers(array, self.where)
+            array = frame_to_array(array, self.where)
         if is_sparse(array):
             msg = f"{self.where} is sparse ({type(array).__name__}): make it dense, such as adata.X.toarray()."
             raise TypeError(msg)
@@ -187,14 +187,14 @@ class Inputs(NamedTuple):
         return [str(name) for name in array.columns] if isinstance(array, pd.DataFrame) else None
 
 
-def _keys_of_images(adata: AnnData) -> list[str]:
+def _image_keys(adata: AnnData) -> list[str]:
     """Return the keys of ``obsm`` whose arrays have four dimensions, like images."""
     return [key for key, values in adata.obsm.items() if len(getattr(values, "shape", ())) == 4]
 
 
 def image_source(adata: AnnData, image_key: str) -> ImageSource:
     """Return the images at ``obsm[image_key]`` as a source without masks; see :meth:`Inputs.source`."""
-    return Inputs(image_key=image_key).source(adata)
+    return InputLocation(image_key=image_key).source(adata)
 
 
 def channel_names(var: pd.DataFrame, n_channels: int, image_key: str) -> list[str]:
@@ -213,8 +213,8 @@ def channel_names(var: pd.DataFrame, n_channels: int, image_key: str) -> list[st
     if len(var) == n_channels:
         return [str(name) for name in (var["channels"] if named else var.index)]
     if named:
-        raise ValueError(_cut(var, n_channels, image_key, "channels"))
-    return numbered(n_channels)
+        raise ValueError(_var_length_message(var, n_channels, image_key, "channels"))
+    return default_channel_names(n_channels)
 
 
 def taken_channels(
@@ -242,14 +242,14 @@ def taken_channels(
     """
     names = channel_names(var, n_channels, image_key)
     if channels is not None:
-        return chosen_channels(names, channels, f"obsm[{image_key!r}]")
-    if 0 < len(var) < n_channels and not _unnamed(var.index.astype(str).tolist()):
-        raise ValueError(_cut(var, n_channels, image_key, "names"))
-    places = np.flatnonzero(~_masks(var, n_channels)).tolist()
+        return resolve_channels(names, channels, f"obsm[{image_key!r}]")
+    if 0 < len(var) < n_channels and not _are_default_names(var.index.astype(str).tolist()):
+        raise ValueError(_var_length_message(var, n_channels, image_key, "names"))
+    places = np.flatnonzero(~_is_mask(var, n_channels)).tolist()
     return places, [names[place] for place in places]
 
 
-def _cut(var: pd.DataFrame, n_channels: int, image_key: str, what: str) -> str:
+def _var_length_message(var: pd.DataFrame, n_channels: int, image_key: str, what: str) -> str:
     """Return the message for a ``var`` that does not have one row per channel.
 
     The usual cause is ``adata[:, names]``, which selects rows of ``var`` but does not select channels of images in
@@ -257,12 +257,13 @@ def _cut(var: pd.DataFrame, n_channels: int, image_key: str, what: str) -> str:
     """
     names = var["channels"] if what == "channels" else var.index
     return (
-        f"var has {len(var)} {what} ({head(names)}), obsm[{image_key!r}] has {n_channels}: adata[:, names] cuts var "
+        f"var has {len(var)} {what} ({join_first(names)}), obsm[{image_key!r}] has {n_channels}: adata[:, names] cuts "
+        "var "
         "and no image. Begin with all of them and choose with channels=…, by number where var names something else."
     )
 
 
-def chosen_channels(names: Sequence[str], channels: Channels, where: str) -> tuple[list[int], list[str]]:
+def resolve_channels(names: Sequence[str], channels: Channels, where: str) -> tuple[list[int], list[str]]:
     """Return the positions and names of the requested channels, in the requested order.
 
     Parameters
@@ -288,14 +289,18 @@ def chosen_channels(names: Sequence[str], channels: Channels, where: str) -> tup
         msg = f"channels={channels!r}: name at least one of {', '.join(names)}."
         raise ValueError(msg)
     if isinstance(channels, Mapping):
-        return _places(names, list(channels.values()), where), [str(name) for name in asked]
-    if _unnamed(names) and len(asked) == len(names) and not any(_is_number(one) or one in names for one in asked):
+        return _channel_positions(names, list(channels.values()), where), [str(name) for name in asked]
+    if (
+        _are_default_names(names)
+        and len(asked) == len(names)
+        and not any(_is_number(one) or one in names for one in asked)
+    ):
         return list(range(len(names))), [str(name) for name in asked]
-    places = _places(names, asked, where)
+    places = _channel_positions(names, asked, where)
     return places, [names[place] for place in places]
 
 
-def _by_name(names: Sequence[str], channels: Channels) -> Channels:
+def _channels_by_name(names: Sequence[str], channels: Channels) -> Channels:
     """Replace channel numbers by names, where a name is unique.
 
     Other cells, on which the choice is applied later, may have fewer channels, and then other numbers.
@@ -311,27 +316,30 @@ def _by_name(names: Sequence[str], channels: Channels) -> Channels:
     return [plain(one) for one in ([channels] if isinstance(channels, (str, int)) else channels)]
 
 
-def _places(names: Sequence[str], asked: Sequence[str | int], where: str) -> list[int]:
+def _channel_positions(names: Sequence[str], asked: Sequence[str | int], where: str) -> list[int]:
     """Return the positions of the requested channels.
 
     Raises
     ------
     KeyError, ValueError
-        See :func:`chosen_channels`.
+        See :func:`resolve_channels`.
     """
     places = []
     for one in asked:
         found = [place for place, name in enumerate(names) if name == one]
         if len(found) > 1:
-            msg = f"{where} has {len(found)} channels of the name {one!r} (numbers {head(found)}): choose by number."
+            msg = (
+                f"{where} has {len(found)} channels of the name {one!r} (numbers {join_first(found)}): choose by "
+                "number."
+            )
             raise ValueError(msg)
         if not found and not _is_number(one):
-            if _unnamed(names):
+            if _are_default_names(names):
                 msg = (
                     f"{where} has {len(names)} channels without names: name all of them, or give numbers, not {one!r}."
                 )
                 raise KeyError(msg)
-            raise KeyError(missing_key(f"{where} (channels)", str(one), names, "channels"))
+            raise KeyError(missing_key_message(f"{where} (channels)", str(one), names, "channels"))
         place = found[0] if found else int(one)
         if not 0 <= place < len(names):
             msg = f"{where} has {len(names)} channels, of the numbers 0 to {len(names) - 1}: there is no {place}."
@@ -343,16 +351,16 @@ def _places(names: Sequence[str], asked: Sequence[str | int], where: str) -> lis
     return places
 
 
-def say_masks(var: pd.DataFrame, n_channels: int, image_key: str, channels: Channels | None) -> None:
+def log_excluded_masks(var: pd.DataFrame, n_channels: int, image_key: str, channels: Channels | None) -> None:
     """Log a warning that names the masks that are excluded, if ``channels`` is not given."""
-    masks = _masks(var, n_channels)
+    masks = _is_mask(var, n_channels)
     if masks.any() and channels is None:
         names = channel_names(var, n_channels, image_key)
         left = ", ".join(np.array(names)[masks])
         logger.warning("%s are masks (var['channel_mapping']), and are left out; channels=%s takes all.", left, names)
 
 
-def _masks(var: pd.DataFrame, n_channels: int) -> np.ndarray:
+def _is_mask(var: pd.DataFrame, n_channels: int) -> np.ndarray:
     """Return which channels are masks, boolean ``(C,)``.
 
     scPortrait marks masks in ``var["channel_mapping"]``. If all channels are marked, none is treated as a mask.
@@ -363,7 +371,7 @@ def _masks(var: pd.DataFrame, n_channels: int) -> np.ndarray:
     return masks & ~masks.all()
 
 
-def numbered(n: int) -> list[str]:
+def default_channel_names(n: int) -> list[str]:
     """Return names for channels without names: ``channel_0``, ``channel_1``, and so on."""
     return [f"channel_{i}" for i in range(n)]
 
@@ -373,8 +381,8 @@ def _is_number(channel: str | int) -> bool:
     return not isinstance(channel, str) or channel.isdecimal()
 
 
-def _unnamed(names: Sequence[str]) -> bool:
-    """Return whether names are only numbers, as generated by :func:`numbered` or by pandas."""
+def _are_default_names(names: Sequence[str]) -> bool:
+    """Return whether names are only numbers, as generated by :func:`default_channel_names` or by pandas."""
     return [name.removeprefix("channel_") for name in names] == [str(i) for i in range(len(names))]
 
 
@@ -411,7 +419,7 @@ def check_channel_names(var: pd.DataFrame, n_channels: int, registered: dict[str
     _check_order(stored, registered.get("stored", known), image_key)
     if not registered.get("asked"):
         _check_order(found, known, image_key)
-    if found == known or _unnamed(found) or _unnamed(known):
+    if found == known or _are_default_names(found) or _are_default_names(known):
         return
     msg = (
         f"obsm[{image_key!r}] has the channels {', '.join(found)}, the model was set up with {', '.join(known)}: other "
@@ -432,7 +440,7 @@ def _check_order(found: list[str], known: list[str], image_key: str) -> None:
     raise ValueError(msg)
 
 
-def check_like_registered(
+def check_images_match_registered(
     source: ImageSource, registered: dict[str, Any], image_key: str, resize: bool | None = None
 ) -> None:
     """Raise if images differ in kind from the registered ones.

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from scbd._checks import check_choice, resized_to
-from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler, mixed_neighbours, parts_of
+from scbd._checks import check_choice, size_after_resizing
+from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler, are_rows_mixed, bin_ranks
 from scbd.data._sources import ArraySource, count_rows, prefetch
-from scbd.data._splits import matched_rows
+from scbd.data._splits import draw_matched_training_rows
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 Stage = Literal["train", "validation", "matched"]
 
 # default number of cells per batch
-_CELLS = 2048
+_DEFAULT_BATCH_SIZE = 2048
 # minimum mean number of cells per perturbation in a batch; with fewer, a cell has too few positives to learn from
-_POSITIVES_WANTED = 8
+_MIN_CELLS_PER_PERTURBATION = 8
 # approximate maximum number of training cells with which validation cells are compared: enough for a precise
 # comparison, few enough to be computed quickly
-_MATCHED = 8192
+_MAX_MATCHED_CELLS = 8192
 # number of bytes copied to a device at once
-_COPIED_AT_ONCE = 64 * 2**20
+_COPY_BYTES = 64 * 2**20
 
 
 def read_tensor(source: ImageSource | torch.Tensor, rows: np.ndarray | slice) -> torch.Tensor:
@@ -61,7 +61,7 @@ def _torch_dtype(source: ImageSource) -> torch.dtype:
     return torch.from_numpy(np.empty(0, source.dtype)).dtype
 
 
-def on_device(source: ImageSource, device: torch.device) -> torch.Tensor:
+def copy_to_device(source: ImageSource, device: torch.device) -> torch.Tensor:
     """Copy all inputs of a source to a device, in parts of about 64 MiB.
 
     Raises
@@ -78,7 +78,7 @@ def on_device(source: ImageSource, device: torch.device) -> torch.Tensor:
         )
         raise ValueError(msg)
     images = torch.empty(source.shape, dtype=_torch_dtype(source), device=device)
-    block = max(1, _COPIED_AT_ONCE * len(images) // size)
+    block = max(1, _COPY_BYTES * len(images) // size)
     for start in range(0, len(images), block):
         images[start : start + block] = read_tensor(source, slice(start, start + block))
     return images
@@ -110,7 +110,7 @@ class BatchLoader:
         numbers: np.ndarray | None = None,
     ) -> None:
         self._source = source
-        self._of_cells = {"y": y, "e": e} | ({} if numbers is None else {"numbers": numbers})
+        self._cell_values = {"y": y, "e": e} | ({} if numbers is None else {"numbers": numbers})
         self.batches = batches
 
     def __len__(self) -> int:
@@ -126,7 +126,7 @@ class BatchLoader:
         loader has numbers.
         """
         found = {"inputs": read_tensor(self._source, rows)}
-        return found | {name: torch.from_numpy(values[rows]) for name, values in self._of_cells.items()}
+        return found | {name: torch.from_numpy(values[rows]) for name, values in self._cell_values.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state."""
@@ -217,16 +217,16 @@ class ImageDataModule(L.LightningDataModule):
         check_choice("neighbours", neighbours, (True, False, "auto"))
         check_choice("preload", preload, ("device", None))
         self._source: ImageSource | torch.Tensor = source
-        self._numbers = numbers
+        self._covariate_ranks = numbers
         self._y, self._e = (np.asarray(codes).astype(np.int64, copy=False) for codes in (y, e))
-        self._at_rest = source
+        self._stored_source = source
         self._preload = preload
         self.neighbours = neighbours
         if neighbours == "auto":
             read_in_stretches = not source.in_memory and preload is None
-            self.neighbours = read_in_stretches and mixed_neighbours(y, chain([e], parts_of(numbers), mixed_by))
+            self.neighbours = read_in_stretches and are_rows_mixed(y, chain([e], bin_ranks(numbers), mixed_by))
         self.split = split
-        self.batch_size = min(_CELLS, len(self.split.train)) if batch_size is None else batch_size
+        self.batch_size = min(_DEFAULT_BATCH_SIZE, len(self.split.train)) if batch_size is None else batch_size
         self.max_steps = max_steps
         self.first_step = first_step
         self.seed = seed
@@ -249,16 +249,16 @@ class ImageDataModule(L.LightningDataModule):
     @property
     def validates(self) -> bool:
         """True if there are enough validation cells for a batch: at least two per device."""
-        return min(self.batch_size, len(self.split.validation)) >= 2 * self._world().get("world_size", 1)
+        return min(self.batch_size, len(self.split.validation)) >= 2 * self._process_arguments().get("world_size", 1)
 
     def setup(self, stage: str) -> None:
         """Copy the images to the trainer's device if ``preload="device"``."""
         if self._preload == "device" and self.trainer is not None:
-            self._source = on_device(self._at_rest, self.trainer.strategy.root_device)
+            self._source = copy_to_device(self._stored_source, self.trainer.strategy.root_device)
 
     def teardown(self, stage: str) -> None:
         """Release the copy of the images on the device."""
-        self._source = self._at_rest
+        self._source = self._stored_source
 
     def train_dataloader(self) -> BatchLoader:
         """Return the training batches from the trainer's current step to step ``max_steps``.
@@ -268,7 +268,7 @@ class ImageDataModule(L.LightningDataModule):
         trainer = self.trainer
         step, of_step = (0, 1) if trainer is None else (trainer.global_step, trainer.accumulate_grad_batches)
         start, end = ((self.first_step + n) * of_step for n in (step, self.max_steps))
-        return self._loader(self._sampler("train", self.batch_size, end, start=start, **self._world()))
+        return self._loader(self._sampler("train", self.batch_size, end, start=start, **self._process_arguments()))
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
         """Return the validation batches, which are the same in each call.
@@ -287,14 +287,14 @@ class ImageDataModule(L.LightningDataModule):
         difference in the losses between these batches and the validation batches measures overfitting. If there are
         fewer than two such training cells per device, the result is an empty list.
         """
-        return self._one_pass("matched", most=_MATCHED)
+        return self._one_pass("matched", most=_MAX_MATCHED_CELLS)
 
     def _one_pass(self, stage: Stage, most: int | None = None) -> BatchLoader | list[BatchLoader]:
         """Return batches for one pass over the cells of a stage, or over about ``most`` of these cells.
 
         The result is an empty list if there are fewer than two cells per device.
         """
-        world = self._world()
+        world = self._process_arguments()
         n, n_devices = len(self._rows(stage)), world.get("world_size", 1)
         batch_size = min(self.batch_size, n // n_devices * n_devices)
         if batch_size < 2 * n_devices:
@@ -318,9 +318,9 @@ class ImageDataModule(L.LightningDataModule):
         Plain shuffling is kept if the perturbations have too few cells for P × 8 batches.
         """
         n_perturbations = len(np.unique(self._y[self.split.train]))
-        if self.batch_size / n_perturbations >= _POSITIVES_WANTED:
+        if self.batch_size / n_perturbations >= _MIN_CELLS_PER_PERTURBATION:
             return
-        self.perturbations_per_batch = max(1, self.batch_size // _POSITIVES_WANTED)
+        self.perturbations_per_batch = max(1, self.batch_size // _MIN_CELLS_PER_PERTURBATION)
         try:
             self._sampler("train", self.batch_size, self.max_steps)
         except ValueError:
@@ -350,19 +350,19 @@ class ImageDataModule(L.LightningDataModule):
 
     @cached_property
     def _matched(self) -> np.ndarray:
-        return matched_rows(self.split, self._y, self.seed)
+        return draw_matched_training_rows(self.split, self._y, self.seed)
 
-    def _world(self) -> dict[str, int]:
+    def _process_arguments(self) -> dict[str, int]:
         """Return the rank of this process and the number of processes, or an empty dictionary without a trainer."""
         trainer = self.trainer
         return {} if trainer is None else {"rank": trainer.global_rank, "world_size": trainer.world_size}
 
     def _loader(self, sampler: BatchSampler) -> BatchLoader:
-        return BatchLoader(self._source, self._y, self._e, sampler, self._numbers)
+        return BatchLoader(self._source, self._y, self._e, sampler, self._covariate_ranks)
 
 
 # number of images resized at once
-_BLOCK = 512
+_RESIZE_BLOCK_IMAGES = 512
 
 
 def resize_images(images: np.ndarray, image_size: ImageSize, *, out: np.ndarray | None = None) -> np.ndarray:
@@ -401,20 +401,20 @@ def resize_images(images: np.ndarray, image_size: ImageSize, *, out: np.ndarray 
     """
     source = ArraySource(images)
     n, channels, *stored = source.shape
-    size = resized_to(image_size, *stored)
+    size = size_after_resizing(image_size, *stored)
     shape = (n, channels, *size)
     if out is None:
         out = np.empty(shape, source.dtype)
     elif out.shape != shape or out.dtype != source.dtype:
         msg = f"out has shape {out.shape} and dtype {out.dtype}, the resized images {shape} and {source.dtype}."
         raise ValueError(msg)
-    for start in range(0, n, _BLOCK):
-        block = resized(source.read(slice(start, start + _BLOCK)), size)
+    for start in range(0, n, _RESIZE_BLOCK_IMAGES):
+        block = resize_to(source.read(slice(start, start + _RESIZE_BLOCK_IMAGES)), size)
         # bilinear interpolation is a weighted mean, so that values stay within the range of the dtype
-        out[start : start + _BLOCK] = (block.round_() if source.dtype.kind == "u" else block).numpy()
+        out[start : start + _RESIZE_BLOCK_IMAGES] = (block.round_() if source.dtype.kind == "u" else block).numpy()
     return out
 
 
-def resized(images: np.ndarray, size: tuple[int, int]) -> torch.Tensor:
+def resize_to(images: np.ndarray, size: tuple[int, int]) -> torch.Tensor:
     """Resize images to ``(height, width)`` pixels with bilinear, antialiased interpolation, and return float32."""
     return F.interpolate(torch.from_numpy(images).float(), size, mode="bilinear", antialias=True, align_corners=False)

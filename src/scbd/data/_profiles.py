@@ -14,10 +14,17 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import infer_dtype
 
-from scbd._anndata import column_numbers, is_number_type, label_text
-from scbd._checks import check_choice, counted, head, inflect
-from scbd._files import check_distinct, local_path
-from scbd.data._formats import SOURCE, kind_of, read_frame, source_names, tables_in, taken_elsewhere
+from scbd._anndata import is_number_dtype, label_text, parse_numbers
+from scbd._checks import check_choice, format_count, inflect, join_first
+from scbd._files import check_plates_distinct, local_path
+from scbd.data._formats import (
+    SOURCE_COLUMN,
+    describe_reader,
+    detect_kind,
+    list_tables,
+    read_table_file,
+    unique_file_names,
+)
 from scbd.data._sources import open_h5
 
 if TYPE_CHECKING:
@@ -30,18 +37,18 @@ logger = logging.getLogger(__name__)
 Missing: TypeAlias = Literal["drop", "median", "keep"]
 
 # beginnings of the names of features: CellProfiler's compartments, and "feature_", which we add to DeepProfiler's names
-COMPARTMENTS = ("Cells_", "Cytoplasm_", "Nuclei_", "feature_")
+FEATURE_PREFIXES = ("Cells_", "Cytoplasm_", "Nuclei_", "feature_")
 # prefixes of the names of plate and well columns; "foci" are the barcode spots of pooled screens
-_BEFORE = r"^(image_)?(metadata_)?(foci_)?"
-_PLATE = re.compile(rf"{_BEFORE}plate$", re.IGNORECASE)
+_COLUMN_PREFIX = r"^(image_)?(metadata_)?(foci_)?"
+_PLATE = re.compile(rf"{_COLUMN_PREFIX}plate$", re.IGNORECASE)
 # names of columns of numbers that are not measurements: positions, identifiers and parents of objects
-_ABOUT_OBJECTS = re.compile(
+_NOT_A_MEASUREMENT = re.compile(
     r"(^|_)(location|center|centroid|boundingbox(max|min)imum|bbox|bounds|parent|children|barcodes?|\w*(image|object)_?number|fov"
     r"|tile|id|index)(_|$)|(^|_)[ijxyz](_\d+)?$|^(cell|nucleus|nuclei|object|label)s?(_\d+)?$|^q_",
     re.IGNORECASE,
 )
 # names of plate, well and site columns, in lower case and without the prefixes of _BEFORE, the preferred name first
-_KEYS = {
+_POSITION_COLUMNS = {
     "plate": ("plate", "plate_id", "plate_name", "plate_barcode", "assay_plate_barcode", "barcode"),
     "well": ("well", "well_id", "well_name", "well_position"),
     "site": ("site", "field", "fov"),
@@ -49,15 +56,15 @@ _KEYS = {
 _WELL = re.compile(r"^([A-Za-z]{1,2})[ -]*0*(\d+)$")
 _ROW_NUMBERS = re.compile(r"^Unnamed: \d+$")
 # maximum fraction of missing values; features and rows with more are excluded
-_MOSTLY_THERE = 0.5
+_MAX_MISSING_FRACTION = 0.5
 # names of the columns made from the folders in which DeepProfiler writes its files
-_FOLDERS = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
+_FOLDER_COLUMNS = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
 
 
 def read_profiles(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
-    features: str | Sequence[str] = COMPARTMENTS,
+    features: str | Sequence[str] = FEATURE_PREFIXES,
     table: str | os.PathLike[str] | pd.DataFrame | None = None,
     on: str | Sequence[str] | None = None,
     missing: Missing = "median",
@@ -159,7 +166,7 @@ class FeatureTable(NamedTuple):
 def read_table_of_features(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
-    features: str | Sequence[str] = COMPARTMENTS,
+    features: str | Sequence[str] = FEATURE_PREFIXES,
     table: str | os.PathLike[str] | pd.DataFrame | None = None,
     on: str | Sequence[str] | None = None,
     missing: Missing = "median",
@@ -170,50 +177,50 @@ def read_table_of_features(
     and warnings are those of :func:`read_profiles`.
     """
     check_choice("missing", missing, Missing)
-    paths = _files(path)
-    where = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {counted(len(paths) - 1, 'other')}"
-    read = {one: _read(one) for one in paths if not _is_empty(one)}
+    paths = _list_files(path)
+    where = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {format_count(len(paths) - 1, 'other')}"
+    read = {one: _read_file(one) for one in paths if not _is_empty(one)}
     without = [one for one in paths if one not in read or read[one][0].empty]
     if len(without) == len(paths):
         msg = f"{where} has no row: there is nothing to read."
         raise ValueError(msg)
     have = inflect(len(without), "has", "have")
-    said = [f"{len(without)} of {len(paths)} files {have} no row ({head(without)})"] if without else []
+    said = [f"{len(without)} of {len(paths)} files {have} no row ({join_first(without)})"] if without else []
     read = {one: part for one, part in read.items() if one not in without}
     found = pd.concat([frame for frame, _ in read.values()], ignore_index=len(read) > 1)
     beginnings = (features,) if isinstance(features, str) else tuple(features)
     known = {name for _, names in read.values() for name in names}
-    names, about = _features(found, beginnings, known, where)
+    names, about = _select_features(found, beginnings, known, where)
     if about:
         columns = inflect(
             len(about),
             "column named like a position, box or number of an object goes",
             "columns named like positions, boxes or numbers of objects go",
         )
-        said.append(f"{len(about)} {columns} to obs ({head(about)})")
+        said.append(f"{len(about)} {columns} to obs ({join_first(about)})")
     obs = found.drop(columns=names)
-    if features is COMPARTMENTS and not known:
-        said += _other_numbers(obs, names, about)
-    obs = _without_lists(obs, said)
+    if features is FEATURE_PREFIXES and not known:
+        said += _warn_of_other_numbers(obs, names, about)
+    obs = _drop_lists(obs, said)
     lengths = [len(frame) for frame, _ in read.values()]
-    if len(read) > 1 and not {"plate", SOURCE} & {*_meanings(obs), *obs}:
-        obs[SOURCE] = np.repeat(np.array(source_names([*map(str, read)], set()), dtype=object), lengths)
+    if len(read) > 1 and not {"plate", SOURCE_COLUMN} & {*_position_columns(obs), *obs}:
+        obs[SOURCE_COLUMN] = np.repeat(np.array(unique_file_names([*map(str, read)], set()), dtype=object), lengths)
     if table is not None:
-        obs = _joined(obs, table if isinstance(table, pd.DataFrame) else read_frame(table), on, where)
-    logger.info("%s: %d features; in obs: %s.", where, len(names), head(obs.columns, 20))
+        obs = _join_table(obs, table if isinstance(table, pd.DataFrame) else read_table_file(table), on, where)
+    logger.info("%s: %d features; in obs: %s.", where, len(names), join_first(obs.columns, 20))
     groups = {str(column): obs[column].to_numpy() for column in obs if _PLATE.search(str(column))}
     if len(read) > 1:
         groups["file"] = np.repeat(np.array(list(map(str, read)), dtype=object), lengths)
-    values = _numbers(found, names, where, said)
+    values = _feature_values(found, names, where, said)
     rows, kept = np.ones(len(values), dtype=bool), np.ones(len(names), dtype=bool)
     if missing != "keep":
-        rows, kept = _mended(values, pd.Index(names), missing, where, groups, beginnings, said)
+        rows, kept = _handle_missing(values, pd.Index(names), missing, where, groups, beginnings, said)
     if said:
         warnings.warn(f"{where}: {'; '.join(said)}.", UserWarning, stacklevel=3)
-    return FeatureTable(values[np.ix_(rows, kept)], np.array(names, dtype=object)[kept], _tidy(obs[rows]))
+    return FeatureTable(values[np.ix_(rows, kept)], np.array(names, dtype=object)[kept], _to_storable(obs[rows]))
 
 
-def _files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+def _list_files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
     """List the files to read, with each folder of tables replaced by its tables.
 
     Raises
@@ -229,26 +236,28 @@ def _files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> l
         raise ValueError(msg)
     absent = [one for one in given if not one.exists()]
     if absent:
-        msg = f"{len(absent)} of {len(given)} files {inflect(len(absent), 'is', 'are')} not there ({head(absent)})."
+        msg = (
+            f"{len(absent)} of {len(given)} files {inflect(len(absent), 'is', 'are')} not there ({join_first(absent)})."
+        )
         raise FileNotFoundError(msg)
-    check_distinct(given)
-    return [file for one in given for file in tables_in(one)]
+    check_plates_distinct(given)
+    return [file for one in given for file in list_tables(one)]
 
 
 def _is_empty(path: Path) -> bool:
     return path.is_file() and not path.stat().st_size
 
 
-def _read(path: Path) -> tuple[pd.DataFrame, list[str]]:
+def _read_file(path: Path) -> tuple[pd.DataFrame, list[str]]:
     """Read one file, with one row per cell or well.
 
     Returns
     -------
     The table, and names of columns that are features whatever their name (those in ``X`` of an AnnData).
     """
-    kind = kind_of(path)
+    kind = detect_kind(path)
     if kind.name in ("profiles", "image_table", "tables"):
-        table = _without_row_numbers(read_frame(path).rename(columns=str))
+        table = _drop_row_numbers(read_table_file(path).rename(columns=str))
         # levels of a named index become columns; an index without a name only names the rows
         return (table if table.index.names == [None] else table.reset_index(allow_duplicates=True)), []
     if kind.name == "anndata":
@@ -259,11 +268,11 @@ def _read(path: Path) -> tuple[pd.DataFrame, list[str]]:
         cells = (anndata.read_zarr if path.is_dir() else anndata.read_h5ad)(path)
         return cells.obs.join(cells.to_df()), cells.var_names.tolist()
     if kind.name == "deepprofiler":
-        return _deepprofiler(path), []
-    raise ValueError(taken_elsewhere(path, kind))
+        return _read_deepprofiler(path), []
+    raise ValueError(describe_reader(path, kind))
 
 
-def _features(
+def _select_features(
     table: pd.DataFrame, beginnings: tuple[str, ...], known: set[str], where: str
 ) -> tuple[list[str], list[str]]:
     """Select the columns that are features.
@@ -290,19 +299,21 @@ def _features(
         If no column is a feature, or if two columns have the same name.
     """
     if not table.columns.is_unique:
-        msg = f"{where} has columns whose name is there twice ({head(table.columns[table.columns.duplicated()])})."
+        msg = (
+            f"{where} has columns whose name is there twice ({join_first(table.columns[table.columns.duplicated()])})."
+        )
         raise ValueError(msg)
     begun = [name for name in table if name in known or str(name).startswith(beginnings)]
-    about = [name for name in begun if name not in (*known, *beginnings) and _ABOUT_OBJECTS.search(str(name))]
+    about = [name for name in begun if name not in (*known, *beginnings) and _NOT_A_MEASUREMENT.search(str(name))]
     features = [name for name in begun if name not in set(about)]
     if not features:
         numbers = [f"{start!r} ({len(names)})" for start, names in number_beginnings(table).items()]
         lists = [name for name in table if _holds_lists(table[name])]
         msg = (
             f"{where} has no feature, which is a column that begins with {' or '.join(beginnings)}; it has: "
-            f"{head(table.columns, 8)}. Name features, or how they begin, with features=…"
-            + (f"; most numbers begin with {head(numbers)}" if numbers else "")
-            + (f". {_of_lists(lists[0])}" if lists else "")
+            f"{join_first(table.columns, 8)}. Name features, or how they begin, with features=…"
+            + (f"; most numbers begin with {join_first(numbers)}" if numbers else "")
+            + (f". {_advice_on_lists(lists[0])}" if lists else "")
             + "."
         )
         raise ValueError(msg)
@@ -315,7 +326,7 @@ def number_beginnings(table: pd.DataFrame) -> dict[str, list[str]]:
     Columns whose name indicates a position, bounding box, number or parent of an object are ignored, as are those that
     begin with "Metadata".
     """
-    numbers = [name for name in map(str, table.select_dtypes("number")) if not _ABOUT_OBJECTS.search(name)]
+    numbers = [name for name in map(str, table.select_dtypes("number")) if not _NOT_A_MEASUREMENT.search(name)]
     begun: dict[str, list[str]] = {}
     for name in numbers:
         if (word := re.match(r"[A-Za-z]+", name)) and word[0].lower() != "metadata":
@@ -324,16 +335,18 @@ def number_beginnings(table: pd.DataFrame) -> dict[str, list[str]]:
     return dict(sorted(several.items(), key=lambda item: -len(item[1])))
 
 
-def _other_numbers(obs: pd.DataFrame, features: Sequence[str], about: Sequence[str]) -> list[str]:
+def _warn_of_other_numbers(obs: pd.DataFrame, features: Sequence[str], about: Sequence[str]) -> list[str]:
     """Return a warning text if most numeric columns are not features, otherwise an empty list."""
     numbers = obs.select_dtypes("number").columns.difference(about, sort=False).astype(str)
-    others = [name for name in numbers if not name.startswith(("Metadata_", "Image_", *_FOLDERS, "Location_Center_"))]
+    others = [
+        name for name in numbers if not name.startswith(("Metadata_", "Image_", *_FOLDER_COLUMNS, "Location_Center_"))
+    ]
     if len(others) <= len(features):
         return []
     are = inflect(len(features), "is a feature", "are features")
     return [
-        f"only {len(features)} of {len(features) + len(others)} columns of numbers {are} ({head(features, 3)}) and the "
-        f"others go to obs ({head(others)}): name what features begin with (features=…)"
+        f"only {len(features)} of {len(features) + len(others)} columns of numbers {are} ({join_first(features, 3)}) "
+        f"and the others go to obs ({join_first(others)}): name what features begin with (features=…)"
     ]
 
 
@@ -343,7 +356,7 @@ def _holds_lists(column: pd.Series) -> bool:
     return bool(column.map(lambda value: isinstance(value, (list, tuple, np.ndarray))).any())
 
 
-def _of_lists(name: str) -> str:
+def _advice_on_lists(name: str) -> str:
     """Return advice on a column that holds a list in each row."""
     return (
         f"{name!r} holds a list in each row: make a column of each of its numbers, "
@@ -351,20 +364,20 @@ def _of_lists(name: str) -> str:
     )
 
 
-def _without_lists(obs: pd.DataFrame, said: list[str]) -> pd.DataFrame:
+def _drop_lists(obs: pd.DataFrame, said: list[str]) -> pd.DataFrame:
     """Drop columns of lists from ``obs``, which cannot be labels, and append the reason to ``said``."""
     lists = [name for name in obs if _holds_lists(obs[name])]
-    said += [f"left out: {_of_lists(name)}" for name in lists]
+    said += [f"left out: {_advice_on_lists(name)}" for name in lists]
     return obs.drop(columns=lists)
 
 
-def _without_row_numbers(table: pd.DataFrame) -> pd.DataFrame:
+def _drop_row_numbers(table: pd.DataFrame) -> pd.DataFrame:
     """Drop the column of row numbers that ``DataFrame.to_csv`` writes for an index without a name."""
     numbers = [name for name in table if _ROW_NUMBERS.match(name) and table[name].dtype.kind in "iu"]
     return table.drop(columns=numbers)
 
 
-def _numbers(table: pd.DataFrame, features: list[str], where: str, said: list[str]) -> np.ndarray:
+def _feature_values(table: pd.DataFrame, features: list[str], where: str, said: list[str]) -> np.ndarray:
     """Return the values of the features, float32 ``(N, F)``, with NaN for missing and infinite values and for text.
 
     Raises
@@ -374,29 +387,29 @@ def _numbers(table: pd.DataFrame, features: list[str], where: str, said: list[st
     """
     found, no_numbers, with_text = table[features], [], []
     for place, name in enumerate(features):
-        if is_number_type(table[name].dtype):
+        if is_number_dtype(table[name].dtype):
             continue
-        numbers, text = column_numbers(table[name])
+        numbers, text = parse_numbers(table[name])
         found.isetitem(place, numbers)
         if 2 * text.sum() >= max(1, len(text) - np.count_nonzero(table[name].isna())):
             no_numbers.append(name)
         elif text.any():
-            with_text.append(f"{name} in {counted(text.sum(), 'row')}, such as {table[name][text].iloc[0]!r}")
+            with_text.append(f"{name} in {format_count(text.sum(), 'row')}, such as {table[name][text].iloc[0]!r}")
     if no_numbers:
         first = table[no_numbers[0]]
-        what = _of_lists(no_numbers[0]) if _holds_lists(first) else "name the others with features=…"
+        what = _advice_on_lists(no_numbers[0]) if _holds_lists(first) else "name the others with features=…"
         if first.astype(str).str.fullmatch(r"-?\d+,\d+").any():
             what = "commas are decimal there, pandas.read_csv(…, decimal=',')"
-        msg = f"{where} has features that are no numbers ({head(sorted(no_numbers))}): {what}."
+        msg = f"{where} has features that are no numbers ({join_first(sorted(no_numbers))}): {what}."
         raise TypeError(msg)
     if with_text:
-        said.append(f"text among numbers counts as missing ({head(sorted(with_text))})")
+        said.append(f"text among numbers counts as missing ({join_first(sorted(with_text))})")
     values = found.to_numpy(np.float32, copy=True, na_value=np.nan)  # a view may be read-only
     values[~np.isfinite(values)] = np.nan
     return values
 
 
-def _mended(
+def _handle_missing(
     values: np.ndarray,
     features: pd.Index,
     missing: Missing,
@@ -448,19 +461,21 @@ def _mended(
             n = incomplete.sum()
             have, are = inflect(n, "has", "have"), inflect(n, "is", "are")
             said.append(f"{n:,} of {len(rows):,} rows {have} no value of {beginning}…, and {are} excluded")
-    kept = ~lacked & (absent[rows].mean(axis=0) <= _MOSTLY_THERE)
+    kept = ~lacked & (absent[rows].mean(axis=0) <= _MAX_MISSING_FRACTION)
     if not kept.all():
         are = inflect((~kept).sum(), "is", "are")
         said.append(
             f"{(~kept).sum()} of {len(features)} features {are} missing in a whole plate or file or in more than "
-            f"{_MOSTLY_THERE:.0%} of the rows, and {are} excluded ({head(features[~kept])})"
+            f"{_MAX_MISSING_FRACTION:.0%} of the rows, and {are} excluded ({join_first(features[~kept])})"
         )
     holes = absent[:, kept]
-    lacking = holes.any(axis=1) if missing == "drop" else holes.mean(axis=1) > _MOSTLY_THERE if kept.any() else ~rows
+    lacking = (
+        holes.any(axis=1) if missing == "drop" else holes.mean(axis=1) > _MAX_MISSING_FRACTION if kept.any() else ~rows
+    )
     if (rows & lacking).any():
         left = rows & ~lacking
         whole = {kind: pd.Series(left).groupby(names).any() for kind, names in groups.items()}
-        lost = [f"{kind} {head(there.index[~there])}" for kind, there in whole.items() if not there.all()]
+        lost = [f"{kind} {join_first(there.index[~there])}" for kind, there in whole.items() if not there.all()]
         n = (rows & lacking).sum()
         said.append(
             f"{n:,} of {len(rows):,} rows {inflect(n, 'has', 'have')} "
@@ -477,22 +492,22 @@ def _mended(
     if holes.any():
         n, n_rows = holes.sum(), holes.any(axis=1).sum()
         said.append(
-            f"{counted(n, 'missing value')} in {counted(n_rows, 'row')} {inflect(n, 'is', 'are')} replaced by "
-            "the feature's median"
+            f"{format_count(n, 'missing value')} in {format_count(n_rows, 'row')} {inflect(n, 'is', 'are')} replaced "
+            "by the feature's median"
         )
         for column in np.flatnonzero(kept)[holes.any(axis=0)]:
             values[absent[:, column], column] = np.nanmedian(values[rows, column])
     return rows, kept
 
 
-def _tidy(obs: pd.DataFrame) -> pd.DataFrame:
+def _to_storable(obs: pd.DataFrame) -> pd.DataFrame:
     """Convert text columns to categories, and the index to text, so that any file format can store the table."""
     text = [column for column in obs if obs[column].dtype.kind == "O"]
     obs = obs.assign(**{column: obs[column].map(str, na_action="ignore").astype("category") for column in text})
     return obs.set_axis(obs.index.astype(str))
 
 
-def _joined(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] | None, where: str) -> pd.DataFrame:
+def _join_table(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] | None, where: str) -> pd.DataFrame:
     """Add the columns of ``table`` to ``obs``, matched by plate, well and site or by the columns ``on``.
 
     Raises
@@ -503,20 +518,23 @@ def _joined(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] | No
         If several rows of ``table`` have the same key, if a row of ``obs`` matches none of them, or if both tables have
         a column of the same name with different values.
     """
-    table = _without_row_numbers(table.rename(columns=str))
-    keys = _shared_keys(obs, table, on, where)
+    table = _drop_row_numbers(table.rename(columns=str))
+    keys = _join_columns(obs, table, on, where)
     names = ", ".join(keys.values())
     left, right = (
-        pd.DataFrame({one: _alike(frame[name]) for one, name in zip(keys, own, strict=True)})
+        pd.DataFrame({one: _normalised_text(frame[name]) for one, name in zip(keys, own, strict=True)})
         for frame, own in ((obs, keys), (table, keys.values()))
     )
     if right.duplicated().any():
-        first = _said(table[list(keys.values())], right.duplicated())
+        first = _row_text(table[list(keys.values())], right.duplicated())
         msg = f"The table has several rows for one {names} (such as {first}): keep one of each, or name more with on=…."
         raise ValueError(msg)
     rows = left.merge(right.assign(row=range(len(right))), how="left", on=list(keys))["row"]
     if rows.isna().any():
-        first, there = _said(obs[list(keys)], rows.isna()), _said(table[list(keys.values())], [True] * len(table))
+        first, there = (
+            _row_text(obs[list(keys)], rows.isna()),
+            _row_text(table[list(keys.values())], [True] * len(table)),
+        )
         msg = (
             f"{rows.isna().sum():,} of {len(rows):,} rows of {where} are not in the table: of {names} it has no "
             f"{first} (but {there}, …)."
@@ -524,18 +542,20 @@ def _joined(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] | No
         raise ValueError(msg)
     new = table.drop(columns=list(keys.values())).iloc[rows.astype(int)].set_axis(obs.index)
     both = [name for name in new if name in obs]
-    if clash := [name for name in both if not _alike(obs[name]).equals(_alike(new[name]))]:
-        msg = f"{where} and the table have different values of {head(clash)}: drop it in one of them, or rename it."
+    if clash := [name for name in both if not _normalised_text(obs[name]).equals(_normalised_text(new[name]))]:
+        msg = (
+            f"{where} and the table have different values of {join_first(clash)}: drop it in one of them, or rename it."
+        )
         raise ValueError(msg)
     return pd.concat([obs, new.drop(columns=both)], axis=1)
 
 
-def _said(rows: pd.DataFrame, chosen: Sequence[bool] | pd.Series) -> str:
+def _row_text(rows: pd.DataFrame, chosen: Sequence[bool] | pd.Series) -> str:
     """Return the values of the first chosen row, joined as text for a message."""
     return " ".join(rows[np.asarray(chosen)].iloc[0].astype(str))
 
 
-def _shared_keys(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] | None, where: str) -> dict[str, str]:
+def _join_columns(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] | None, where: str) -> dict[str, str]:
     """Return the columns to join by: a mapping from names in ``obs`` to names in ``table``.
 
     Raises
@@ -547,26 +567,26 @@ def _shared_keys(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str]
         keys = {name: name for name in ([on] if isinstance(on, str) else on)}
         absent = [name for name in keys if name not in obs or name not in table]
     else:
-        meant, theirs = _meanings(obs), _meanings(table)
+        meant, theirs = _position_columns(obs), _position_columns(table)
         keys = {meant[key]: theirs[key] for key in meant if key in theirs}
         absent = [] if keys else ["column of plates, wells or sites"]
     if absent:
         msg = (
-            f"{where} and the table share no {absent[0]} ({head(obs.columns, 8)}; {head(table.columns, 8)}): name "
-            "columns alike, and give them with on=…."
+            f"{where} and the table share no {absent[0]} ({join_first(obs.columns, 8)}; "
+            f"{join_first(table.columns, 8)}): name columns alike, and give them with on=…."
         )
         raise KeyError(msg)
     return keys
 
 
-def _meanings(table: pd.DataFrame) -> dict[str, str]:
+def _position_columns(table: pd.DataFrame) -> dict[str, str]:
     """Map "plate", "well" and "site" to the columns of a table that hold them, if any."""
-    plain = {re.sub(_BEFORE, "", re.sub(r"\W", "_", str(name).lower())): name for name in table}
-    found = {key: [plain[name] for name in names if name in plain] for key, names in _KEYS.items()}
+    plain = {re.sub(_COLUMN_PREFIX, "", re.sub(r"\W", "_", str(name).lower())): name for name in table}
+    found = {key: [plain[name] for name in names if name in plain] for key, names in _POSITION_COLUMNS.items()}
     return {key: names[0] for key, names in found.items() if names}
 
 
-def _alike(values: pd.Series) -> pd.Series:
+def _normalised_text(values: pd.Series) -> pd.Series:
     """Return values as text in one spelling: A1 and A01 become A1, 24277 and 24277.0 become 24277."""
 
     def plain(value: Any) -> str:
@@ -579,7 +599,7 @@ def _alike(values: pd.Series) -> pd.Series:
     return values.map({value: plain(value) for value in pd.unique(values)})
 
 
-def _deepprofiler(path: Path) -> pd.DataFrame:
+def _read_deepprofiler(path: Path) -> pd.DataFrame:
     """Read features that DeepProfiler wrote, from one file or a folder of files, with one row per cell.
 
     The columns are the features, ``Location_Center_X`` and ``Location_Center_Y`` in pixels, and plate, well and site,
@@ -593,7 +613,9 @@ def _deepprofiler(path: Path) -> pd.DataFrame:
         are = inflect(n, "is empty, and its field is excluded", "are empty, and their fields are excluded")
         msg = f"{path}: {n} of {len(files)} files {are}."
         warnings.warn(msg, UserWarning, stacklevel=5)
-    tables = [table for table in (_deepprofiler_field(file, file.relative_to(root)) for file in there) if len(table)]
+    tables = [
+        table for table in (_read_deepprofiler_field(file, file.relative_to(root)) for file in there) if len(table)
+    ]
     if 0 < len(tables) < len(files):
         n = len(files) - len(tables)
         logger.info("%s: %d of %d fields %s no cell.", path, n, len(files), inflect(n, "has", "have"))
@@ -603,7 +625,7 @@ def _deepprofiler(path: Path) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def _deepprofiler_field(file: Path, name: Path) -> pd.DataFrame:
+def _read_deepprofiler_field(file: Path, name: Path) -> pd.DataFrame:
     """Read the cells of one field of view from a file of DeepProfiler."""
     try:
         with np.load(file, allow_pickle=False) as archive:
@@ -620,5 +642,5 @@ def _deepprofiler_field(file: Path, name: Path) -> pd.DataFrame:
         table = table.assign(Location_Center_X=locations[:, 0], Location_Center_Y=locations[:, 1])
     # DeepProfiler writes plate/well/site.npz; earlier versions wrote plate/well_site.npz
     parts = [*name.parent.parts, *([name.stem] if len(name.parts) > 2 else name.stem.rsplit("_", 1))]
-    folders = dict(zip(_FOLDERS, parts[-3:], strict=True)) if len(parts) >= 3 else {}
+    folders = dict(zip(_FOLDER_COLUMNS, parts[-3:], strict=True)) if len(parts) >= 3 else {}
     return table.assign(Metadata_File=name.as_posix(), **folders)

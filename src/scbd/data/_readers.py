@@ -16,21 +16,21 @@ import numpy as np
 import pandas as pd
 
 from scbd._anndata import CONTENT_KEY, IMAGE_KEY
-from scbd._checks import counted, head
-from scbd._files import local_path, say
-from scbd.data._formats import IMAGE_FILES, image_columns, kind_of, read_frame, taken_elsewhere, walked
-from scbd.data._image_files import FileSource, centred, fitted_size
-from scbd.data._inputs import Inputs, chosen_channels, numbered, say_masks, taken_channels
+from scbd._checks import format_count, join_first
+from scbd._files import local_path, print_above_bar
+from scbd.data._formats import IMAGE_ENDINGS, describe_reader, detect_kind, image_columns, read_table_file, walk_folders
+from scbd.data._image_files import FileSource, pad_or_crop, target_size
+from scbd.data._inputs import InputLocation, default_channel_names, log_excluded_masks, resolve_channels, taken_channels
 from scbd.data._sources import (
     ArraySource,
     HDF5Source,
     ZarrSource,
+    allocate_output,
+    as_row_numbers,
     check_images,
-    columns_of,
-    mapped,
-    numbers_of,
+    memory_map_dataset,
     open_h5,
-    target_of,
+    select_columns,
 )
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     Images: TypeAlias = np.ndarray | h5py.Dataset | zarr.Array
 
 # parts of an AnnData that are read in addition to its images
-TABLES = ("obs", "var", "uns")
+ANNDATA_TABLES = ("obs", "var", "uns")
 # size in bytes above which a Zarr array of ``obsm`` stays on disk: features of 26 million cells do not fit into memory
-_LARGE = 2**30
+_MAX_LOADED_BYTES = 2**30
 # name that pandas gives to a first column without a name
-_NAMELESS = "Unnamed: 0"
+_UNNAMED_COLUMN = "Unnamed: 0"
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,7 @@ def channel_table(channels: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame({"channels": channels}, index=pd.Index(channels).astype(str))
 
 
-def crops_of(adata: AnnData, image_key: str, name: str = "cells", channels: Channels | None = None) -> Crops:
+def crops_from_anndata(adata: AnnData, image_key: str, name: str = "cells", channels: Channels | None = None) -> Crops:
     """Return the images and the table of an AnnData as crops.
 
     Parameters
@@ -149,24 +149,24 @@ def crops_of(adata: AnnData, image_key: str, name: str = "cells", channels: Chan
         If ``obsm[image_key]`` does not exist or does not hold images, if a channel does not exist, or if ``var`` has
         fewer names than the images have channels.
     """
-    stored = Inputs(image_key=image_key).stored(adata)
-    return _crops_from(stored, adata.obs, adata.var, image_key, name, channels)
+    stored = InputLocation(image_key=image_key).stored(adata)
+    return _crops_from_source(stored, adata.obs, adata.var, image_key, name, channels)
 
 
-def _crops_from(
+def _crops_from_source(
     stored: ImageSource, obs: pd.DataFrame, var: pd.DataFrame, image_key: str, name: str, channels: Channels | None
 ) -> Crops:
-    say_masks(var, stored.shape[1], image_key, channels)
+    log_excluded_masks(var, stored.shape[1], image_key, channels)
     places, names = taken_channels(var, stored.shape[1], image_key, channels)
-    return Crops(columns_of(stored, places), obs, names, name)
+    return Crops(select_columns(stored, places), obs, names, name)
 
 
-def some_channels(crops: Crops, channels: Channels | None) -> Crops:
+def select_channels(crops: Crops, channels: Channels | None) -> Crops:
     """Return crops with only the given channels, see :func:`chosen_channels`. Default: all channels."""
     if channels is None:
         return crops
-    places, names = chosen_channels(crops.channels, channels, crops.name)
-    return replace(crops, images=columns_of(crops.images, places), channels=names)
+    places, names = resolve_channels(crops.channels, channels, crops.name)
+    return replace(crops, images=select_columns(crops.images, places), channels=names)
 
 
 def read_crops(
@@ -255,29 +255,29 @@ def read_crops(
     >>> crops.images.shape, list(crops.obs.columns[:2])
     ((240, 4, 32, 32), ['gene', 'sgRNA'])
     """
-    kind, path = kind_of(path), local_path(path)
+    kind, path = detect_kind(path), local_path(path)
     columns = [file_columns] if isinstance(file_columns, str) else list(file_columns)
     if kind.name == "anndata":
-        crops = _anndata(path, image_key, channels)
+        crops = _read_anndata(path, image_key, channels)
     elif kind.name == "arrays":
-        crops = _arrays(path, image_key)
+        crops = _read_arrays(path, image_key)
     elif kind.name in ("image_table", "profiles"):
-        crops = _files(path, columns, path.parent if root is None else local_path(root), fit)
+        crops = _read_image_table(path, columns, path.parent if root is None else local_path(root), fit)
     elif kind.name == "image_folder":
-        crops = _folder(path, fit)
+        crops = _read_image_folder(path, fit)
     elif kind.name == "lmdb":
-        keys = lmdb_keys(path)
+        keys = read_lmdb_keys(path)
         source = LMDBSource(path, keys)
-        crops = Crops(source, parsed_keys(keys), numbered(source.shape[1]))
+        crops = Crops(source, parse_keys(keys), default_channel_names(source.shape[1]))
     else:
-        raise ValueError(taken_elsewhere(path, kind))
+        raise ValueError(describe_reader(path, kind))
     crops = replace(crops, name=str(path))
     if table is not None:
-        crops = _labelled(crops, _table(table), kind.name)
+        crops = _replace_table(crops, _load_table(table), kind.name)
     if fit is not None and not isinstance(crops.images, FileSource):
-        size = fitted_size(fit, [crops.images.shape[2:]])  # type: ignore[list-item]
+        size = target_size(fit, [crops.images.shape[2:]])  # type: ignore[list-item]
         crops = replace(crops, images=CentredSource(crops.images, size))
-    return crops if kind.name == "anndata" else some_channels(crops, channels)
+    return crops if kind.name == "anndata" else select_channels(crops, channels)
 
 
 class CentredSource:
@@ -300,24 +300,24 @@ class CentredSource:
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
         """Return the images of the given rows, in the given order, as an array that may be modified."""
-        out = target_of(self, rows, out)
-        out[...] = centred(self.source.read(rows), self.shape[2:])
+        out = allocate_output(self, rows, out)
+        out[...] = pad_or_crop(self.source.read(rows), self.shape[2:])
         return out
 
 
-def _anndata(path: Path, image_key: str, channels: Channels | None) -> Crops:
+def _read_anndata(path: Path, image_key: str, channels: Channels | None) -> Crops:
     """Read crops from an AnnData file: contiguous HDF5 datasets are memory-mapped, others read from disk by row."""
     import zarr
 
-    group = opened(path)
-    images, where = images_of(group, path, image_key), f"obsm[{image_key!r}] of {path}"
+    group = open_store(path)
+    images, where = find_images(group, path, image_key), f"obsm[{image_key!r}] of {path}"
     kinds = {np.ndarray: ArraySource, h5py.Dataset: HDF5Source, zarr.Array: ZarrSource}
     source = next(source(images, where) for kind, source in kinds.items() if isinstance(images, kind))
-    parts = tables_of(group, image_key)
-    return _crops_from(source, parts["obs"], parts.get("var", pd.DataFrame()), image_key, str(path), channels)
+    parts = read_tables(group, image_key)
+    return _crops_from_source(source, parts["obs"], parts.get("var", pd.DataFrame()), image_key, str(path), channels)
 
 
-def opened(path: str | os.PathLike[str] | Store) -> h5py.File | zarr.Group:
+def open_store(path: str | os.PathLike[str] | Store) -> h5py.File | zarr.Group:
     """Open an AnnData file in HDF5 or Zarr for reading, without loading it.
 
     Parameters
@@ -332,8 +332,8 @@ def opened(path: str | os.PathLike[str] | Store) -> h5py.File | zarr.Group:
     """
     if isinstance(path, (str, os.PathLike)) and "://" not in str(path):
         path = local_path(path)
-        if path.exists() and (kind := kind_of(path)).name not in ("anndata", "unknown"):
-            raise ValueError(taken_elsewhere(path, kind))
+        if path.exists() and (kind := detect_kind(path)).name not in ("anndata", "unknown"):
+            raise ValueError(describe_reader(path, kind))
         if not path.is_dir():
             return open_h5(path)
     import zarr
@@ -348,7 +348,7 @@ def opened(path: str | os.PathLike[str] | Store) -> h5py.File | zarr.Group:
         raise ValueError(msg) from error
 
 
-def images_of(group: h5py.File | zarr.Group, path: Any, image_key: str) -> Images:
+def find_images(group: h5py.File | zarr.Group, path: Any, image_key: str) -> Images:
     """Return the images of a store, without loading them; a contiguous HDF5 dataset is memory-mapped.
 
     Raises
@@ -369,12 +369,12 @@ def images_of(group: h5py.File | zarr.Group, path: Any, image_key: str) -> Image
         raise KeyError(msg)
     images = obsm[image_key]
     if isinstance(images, h5py.Dataset):
-        in_place = mapped(images)
+        in_place = memory_map_dataset(images)
         return images if in_place is None else in_place
     return images
 
 
-def tables_of(group: h5py.File | zarr.Group, *on_disk: str) -> dict[str, Any]:
+def read_tables(group: h5py.File | zarr.Group, *on_disk: str) -> dict[str, Any]:
     """Read ``obs``, ``var``, ``uns`` and ``obsm`` of an AnnData file.
 
     Entries of ``obsm`` that are named in ``on_disk`` are skipped. Zarr arrays of ``obsm`` above 1 GiB are returned
@@ -383,14 +383,14 @@ def tables_of(group: h5py.File | zarr.Group, *on_disk: str) -> dict[str, Any]:
     import zarr
     from anndata.io import read_elem
 
-    parts = {name: read_elem(group[name]) for name in TABLES if name in group}
+    parts = {name: read_elem(group[name]) for name in ANNDATA_TABLES if name in group}
     obsm: Any = group["obsm"] if "obsm" in group else {}
     others = {key: obsm[key] for key in obsm if key not in on_disk}
-    large = {key for key, part in others.items() if isinstance(part, zarr.Array) and part.nbytes > _LARGE}
+    large = {key for key, part in others.items() if isinstance(part, zarr.Array) and part.nbytes > _MAX_LOADED_BYTES}
     return parts | {"obsm": {key: part if key in large else read_elem(part) for key, part in others.items()}}
 
 
-def _arrays(path: Path, image_key: str) -> Crops:
+def _read_arrays(path: Path, image_key: str) -> Crops:
     """Read crops from a ``.npy`` or ``.npz`` file."""
     try:
         if path.suffix == ".npy":
@@ -402,7 +402,9 @@ def _arrays(path: Path, image_key: str) -> Crops:
         msg = f"{path} cannot be read as numpy arrays ({error}): it is truncated, foreign, or holds Python objects."
         raise ValueError(msg) from error
     if path.suffix == ".npy":
-        return Crops(ArraySource(images, str(path)), _unnamed(len(images)), numbered(images.shape[1]))
+        return Crops(
+            ArraySource(images, str(path)), _table_without_names(len(images)), default_channel_names(images.shape[1])
+        )
     candidates = [key for key, values in arrays.items() if values.ndim == 4]
     key = image_key if image_key in arrays else candidates[0] if len(candidates) == 1 else None
     if key is None:
@@ -412,19 +414,19 @@ def _arrays(path: Path, image_key: str) -> Crops:
     n, n_channels = source.shape[:2]
     columns = {key: values for key, values in arrays.items() if values.shape == (n,)}
     names = arrays.get("channels", np.empty(0))
-    channels = names.astype(str).tolist() if names.shape == (n_channels,) else numbered(n_channels)
-    return Crops(source, pd.DataFrame(columns, index=_unnamed(n).index), channels)
+    channels = names.astype(str).tolist() if names.shape == (n_channels,) else default_channel_names(n_channels)
+    return Crops(source, pd.DataFrame(columns, index=_table_without_names(n).index), channels)
 
 
-def _files(path: Path, columns: list[str], root: Path, fit: Fit | None) -> Crops:
+def _read_image_table(path: Path, columns: list[str], root: Path, fit: Fit | None) -> Crops:
     """Read crops from a table with columns of paths of image files."""
-    table = _table(path)
+    table = _load_table(path)
     missing = [column for column in columns if column not in table]
     if missing:
         found = image_columns(path)
         msg = (
-            f"{path} has no column {missing[0]!r} (it has: {head(table, 12)}): name the columns of image files with "
-            f"file_columns={found or '…'}; a table of features is read by scbd.data.read_profiles."
+            f"{path} has no column {missing[0]!r} (it has: {join_first(table, 12)}): name the columns of image files "
+            f"with file_columns={found or '…'}; a table of features is read by scbd.data.read_profiles."
         )
         raise KeyError(msg)
     unnamed = np.flatnonzero((table[columns].isna() | (table[columns] == "")).any(axis=1).to_numpy())
@@ -435,28 +437,28 @@ def _files(path: Path, columns: list[str], root: Path, fit: Fit | None) -> Crops
     twice = np.flatnonzero(table.duplicated(columns))
     if twice.size:
         msg = (
-            f"{path} names the files of {counted(twice.size, 'row')} again (the first is row "
+            f"{path} names the files of {format_count(twice.size, 'row')} again (the first is row "
             f"{twice[0]}): these cells are there twice, perhaps in training and in validation; drop what is too much."
         )
         warnings.warn(msg, UserWarning, stacklevel=3)
-    names = columns if len(columns) == source.shape[1] else numbered(source.shape[1])
+    names = columns if len(columns) == source.shape[1] else default_channel_names(source.shape[1])
     return Crops(source, table.drop(columns=columns), names)
 
 
-def _folder(path: Path, fit: Fit | None) -> Crops:
+def _read_image_folder(path: Path, fit: Fit | None) -> Crops:
     """Read crops from a folder of images, one file per cell.
 
     The folder that contains an image becomes the label of the cell. Folders above it, if any, become further columns.
     """
     found = sorted(
         Path(place, name).relative_to(path)
-        for place, names in walked(path)
+        for place, names in walk_folders(path)
         for name in names
-        if name.lower().endswith(IMAGE_FILES)
+        if name.lower().endswith(IMAGE_ENDINGS)
     )
     depths = {len(file.parts): file for file in reversed(found)}
     if len(depths) > 1:
-        several = head(sorted(depths.values()))
+        several = join_first(sorted(depths.values()))
         msg = f"{path} has images in folders of different depth, such as {several}: give one of them."
         raise ValueError(msg)
     folders = np.array([file.parts[:-1] for file in found], dtype=object).reshape(len(found), -1)
@@ -464,41 +466,41 @@ def _folder(path: Path, fit: Fit | None) -> Crops:
     index = [file.as_posix() for file in found]
     obs = pd.DataFrame(folders, index=index, columns=names if folders.shape[1] else []).astype("category")
     source = FileSource(path, [[name] for name in index], fit)
-    return Crops(source, obs, numbered(source.shape[1]))
+    return Crops(source, obs, default_channel_names(source.shape[1]))
 
 
-def _table(table: str | os.PathLike[str] | pd.DataFrame) -> pd.DataFrame:
+def _load_table(table: str | os.PathLike[str] | pd.DataFrame) -> pd.DataFrame:
     """Return a table, read from its file if necessary, with the names of the cells as text in its index."""
     if isinstance(table, pd.DataFrame):
         return table
-    found = read_frame(table)
-    if len(found.columns) and found.columns[0] == _NAMELESS:  # where obs.to_csv() writes the names of cells
-        found = found.set_index(_NAMELESS).rename_axis(None)
+    found = read_table_file(table)
+    if len(found.columns) and found.columns[0] == _UNNAMED_COLUMN:  # where obs.to_csv() writes the names of cells
+        found = found.set_index(_UNNAMED_COLUMN).rename_axis(None)
     return found.set_axis(found.index.astype(str))
 
 
-def _unnamed(n: int) -> pd.DataFrame:
+def _table_without_names(n: int) -> pd.DataFrame:
     """Return a table without columns whose rows are named by their number."""
     return pd.DataFrame(index=pd.RangeIndex(n).astype(str))
 
 
-def _labelled(crops: Crops, table: pd.DataFrame, kind: str) -> Crops:
+def _replace_table(crops: Crops, table: pd.DataFrame, kind: str) -> Crops:
     """Replace the table of crops by another one, with rows matched by name if the crops have names."""
     found, names = replace(crops, obs=table), crops.obs.index
-    named = kind in ("anndata", "image_folder", "lmdb") or not _is_numbered(names)
+    named = kind in ("anndata", "image_folder", "lmdb") or not _has_default_names(names)
     if not named:
         return found
     # the author of a table cannot know the order in which files or keys of a database are listed
     ordered = kind not in ("image_folder", "lmdb")
-    return replace(found, obs=_in_order_of(names, table, crops.name, ordered=ordered))
+    return replace(found, obs=_match_rows(names, table, crops.name, ordered=ordered))
 
 
-def _is_numbered(names: pd.Index) -> bool:
+def _has_default_names(names: pd.Index) -> bool:
     """Return whether the names of rows are only their numbers, counted from 0."""
     return bool((names.astype(str) == np.arange(len(names)).astype(str)).all())
 
 
-def _in_order_of(names: pd.Index, table: pd.DataFrame, path: str, *, ordered: bool) -> pd.DataFrame:
+def _match_rows(names: pd.Index, table: pd.DataFrame, path: str, *, ordered: bool) -> pd.DataFrame:
     """Sort the rows of a table into the order of the images, and name them like the images.
 
     Names of images are searched in the index of the table and in all columns of text or integers.
@@ -524,8 +526,12 @@ def _in_order_of(names: pd.Index, table: pd.DataFrame, path: str, *, ordered: bo
     names = names.astype(str)
     if names.equals(table.index.astype(str)):
         return table
-    found = {place: rows for place, values in _places(table) if (rows := _rows(names, values)) is not None}
-    if len(found) > 1 and _is_numbered(table.index):  # numbers that pandas has generated
+    found = {
+        place: rows
+        for place, values in _candidate_name_columns(table)
+        if (rows := _rows_of_names(names, values)) is not None
+    }
+    if len(found) > 1 and _has_default_names(table.index):  # numbers that pandas has generated
         found.pop("the index", None)
     if found:
         (first, rows), *others = found.items()
@@ -534,17 +540,20 @@ def _in_order_of(names: pd.Index, table: pd.DataFrame, path: str, *, ordered: bo
                 msg = f"{first} and {other} of the table have the names in {path} in different orders: drop one."
                 raise ValueError(msg)
         return table.iloc[rows].set_axis(names)
-    if ordered and _is_numbered(table.index):
-        say(f"{path}: the table names no cell ({head(names, 3)}), and so is taken to have the same order.")
+    if ordered and _has_default_names(table.index):
+        print_above_bar(
+            f"{path}: the table names no cell ({join_first(names, 3)}), and so is taken to have the same order."
+        )
         return table
     msg = (
-        f"The table does not say which row is which image of {path}: no column has each of the names {head(names, 3)} "
+        f"The table does not say which row is which image of {path}: no column has each of the names "
+        f"{join_first(names, 3)} "
         "once; add one, or read a table that names image files in place of them (file_columns=…)."
     )
     raise ValueError(msg)
 
 
-def _places(table: pd.DataFrame) -> Iterator[tuple[str, pd.Index]]:
+def _candidate_name_columns(table: pd.DataFrame) -> Iterator[tuple[str, pd.Index]]:
     """Iterate over the index and the columns that may hold names of images, as text, each with its description."""
     yield "the index", table.index.astype(str)
     for number, column in enumerate(table):
@@ -552,7 +561,7 @@ def _places(table: pd.DataFrame) -> Iterator[tuple[str, pd.Index]]:
             yield f"column {column!r}", pd.Index(table.iloc[:, number].astype(str))
 
 
-def _rows(names: pd.Index, values: pd.Index) -> np.ndarray | None:
+def _rows_of_names(names: pd.Index, values: pd.Index) -> np.ndarray | None:
     """Return, for each name, its position in ``values``; `None` unless both hold the same unique names."""
     if not names.is_unique or values[0] not in names:
         return None
@@ -564,8 +573,8 @@ def _rows(names: pd.Index, values: pd.Index) -> np.ndarray | None:
 
 # _PUBLISHED: shape and dtype of the crops that Funk et al. (2022) published.
 # _SEPARATOR: between the parts of a key in the other layout of the database, whose keys also name the guide.
-_PUBLISHED: tuple[tuple[int, int, int], str] = ((4, 100, 100), "uint16")
-_SEPARATOR = b";"
+_FUNK22_CROP: tuple[tuple[int, int, int], str] = ((4, 100, 100), "uint16")
+_KEY_SEPARATOR = b";"
 
 
 class LMDBSource:
@@ -594,16 +603,16 @@ class LMDBSource:
     def __init__(self, path: Path, keys: Sequence[bytes] | np.ndarray) -> None:
         self._path, self._keys = path, keys
         self._database = open_lmdb(path)
-        shape, dtype = self._with_guides() if len(keys) and _SEPARATOR in bytes(keys[0]) else _PUBLISHED
+        shape, dtype = self._guide_layout() if len(keys) and _KEY_SEPARATOR in bytes(keys[0]) else _FUNK22_CROP
         self.shape, self.dtype = (len(keys), *shape), np.dtype(dtype)
         check_images(self.shape, self.dtype, str(path))
 
-    def _with_guides(self) -> tuple[tuple[int, int, int], str]:
+    def _guide_layout(self) -> tuple[tuple[int, int, int], str]:
         """Return shape and dtype of the crops in a database whose keys name the guide.
 
         These crops have four channels of float32. Height and width are computed from the size of the first value.
         """
-        channels, dtype = _PUBLISHED[0][0], "float32"
+        channels, dtype = _FUNK22_CROP[0][0], "float32"
         with self._database.begin(buffers=True) as transaction:
             n_bytes = len(transaction.get(bytes(self._keys[0])) or b"")
         side = math.isqrt(n_bytes // (channels * np.dtype(dtype).itemsize))
@@ -620,9 +629,9 @@ class LMDBSource:
             If a key is missing, or its value does not hold a crop of the expected shape and dtype. The message names
             the key.
         """
-        out = target_of(self, rows, out)
+        out = allocate_output(self, rows, out)
         with self._database.begin(buffers=True) as transaction:
-            for place, row in enumerate(numbers_of(rows, self.shape[0]).tolist()):
+            for place, row in enumerate(as_row_numbers(rows, self.shape[0]).tolist()):
                 key = bytes(self._keys[row])
                 out[place] = self._crop(transaction.get(key), key)
         return out
@@ -671,7 +680,7 @@ def open_lmdb(path: Path) -> Any:
         raise ValueError(msg) from error
 
 
-def lmdb_keys(path: Path) -> np.ndarray:
+def read_lmdb_keys(path: Path) -> np.ndarray:
     """Return all keys of a database, bytes ``(N,)``.
 
     Keys are in the order in which the database stores them. Reading in this order is fastest.
@@ -691,7 +700,7 @@ def lmdb_keys(path: Path) -> np.ndarray:
     return keys
 
 
-def parsed_keys(keys: Sequence[bytes] | np.ndarray) -> pd.DataFrame:
+def parse_keys(keys: Sequence[bytes] | np.ndarray) -> pd.DataFrame:
     """Parse the keys of a database into a table of the cells.
 
     The columns are ``plate``, ``well`` (plate and well, joined by an underscore), ``tile`` and ``gene``. If keys name
@@ -701,16 +710,16 @@ def parsed_keys(keys: Sequence[bytes] | np.ndarray) -> pd.DataFrame:
     Raises
     ------
     ValueError
-        If a key has neither of the layouts that :func:`parsed_key` reads.
+        If a key has neither of the layouts that :func:`parse_key` reads.
     """
-    found = pd.DataFrame(map(parsed_key, keys), columns=["uid", "plate", "well", "tile", "gene", "sgRNA"], dtype=str)
+    found = pd.DataFrame(map(parse_key, keys), columns=["uid", "plate", "well", "tile", "gene", "sgRNA"], dtype=str)
     found["well"] = found["plate"] + "_" + found["well"]
     named = [] if found["sgRNA"].eq("").all() else ["sgRNA"]
     obs = found[["plate", "well", "tile", "gene", *named]].astype("category")
     return obs.set_axis(pd.Index(found["uid"], dtype=str, name=None))
 
 
-def parsed_key(key: bytes) -> list[str]:
+def parse_key(key: bytes) -> list[str]:
     """Split a key into UID, plate, well, tile, gene and guide.
 
     Two layouts are read:
@@ -725,8 +734,8 @@ def parsed_key(key: bytes) -> list[str]:
         If the key has neither layout.
     """
     text = key.decode(errors="replace")
-    if _SEPARATOR.decode() in text:
-        parts = text.split(_SEPARATOR.decode())
+    if _KEY_SEPARATOR.decode() in text:
+        parts = text.split(_KEY_SEPARATOR.decode())
         if len(parts) == 6:
             gene, guide, plate, well, tile, uid = parts
             return [uid, plate, well, tile, gene, guide]

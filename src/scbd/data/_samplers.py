@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 # number of stretches of consecutive cells per perturbation: a single stretch would be read fastest, but the same cells
 # would always share a batch
-_STRETCHES = 4
+_N_STRETCHES = 4
 # number of standard deviations above chance at which adjacent cells share a label too often; high, since a table has
 # many labels
-_SURPRISING = 4.0
+_MAX_Z_SCORE = 4.0
 # number of parts into which the range of an ordered variable is divided; few, so that each part has many cells
-_PARTS = 8
+_N_RANK_BINS = 8
 
 
 class BatchSampler(ABC):
@@ -210,7 +210,7 @@ class PerturbationSampler(BatchSampler):
         if not self._neighbours:
             cells = [rng.choice(n, size=k, replace=False, shuffle=False) for n, k in zip(sizes, counts, strict=True)]
             return self._rows_of(groups, cells)
-        drawn = self._rows_of(groups, _stretches(rng, sizes, counts))
+        drawn = self._rows_of(groups, _draw_stretches(rng, sizes, counts))
         # a rank takes every world_size-th place: order the cells of a perturbation such that consecutive rows go to one
         # rank
         places = np.lexsort([np.arange(len(drawn)) % self.world_size, np.repeat(np.arange(len(groups)), counts)])
@@ -242,7 +242,7 @@ class PerturbationSampler(BatchSampler):
         return groups, np.where(groups == larger, 3, 2)
 
 
-def _stretches(rng: np.random.Generator, sizes: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+def _draw_stretches(rng: np.random.Generator, sizes: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
     """Draw cells from each group, as up to four stretches of consecutive cells per group.
 
     All cells of a group are drawn with equal probability.
@@ -261,8 +261,8 @@ def _stretches(rng: np.random.Generator, sizes: np.ndarray, counts: np.ndarray) 
     -------
     For each group the positions of the drawn cells in the group, stretch after stretch, int64 ``(counts[g],)``.
     """
-    number = np.arange(_STRETCHES)
-    longest = -(-counts[:, None] // _STRETCHES)
+    number = np.arange(_N_STRETCHES)
+    longest = -(-counts[:, None] // _N_STRETCHES)
     lengths = np.clip(counts[:, None] - number * longest, 0, longest)
     before = np.cumsum(lengths, axis=1) - lengths
     # the stretches and the cells that are not drawn are arranged in random order, beginning at a random cell of the
@@ -279,7 +279,7 @@ def _stretches(rng: np.random.Generator, sizes: np.ndarray, counts: np.ndarray) 
     return np.split(positions, np.cumsum(counts)[:-1])
 
 
-def mixed_neighbours(y: np.ndarray, labels: Iterable[np.ndarray]) -> bool:
+def are_rows_mixed(y: np.ndarray, labels: Iterable[np.ndarray]) -> bool:
     """Return whether the cells of a perturbation are adjacent rows that are shuffled with respect to all labels.
 
     The test counts the adjacent cells of a perturbation that have the same label. If the rows are shuffled within
@@ -312,7 +312,7 @@ def mixed_neighbours(y: np.ndarray, labels: Iterable[np.ndarray]) -> bool:
     return all(_is_mixed(label, same, group, sizes.astype(float)) for label in labels)
 
 
-def parts_of(numbers: np.ndarray | None) -> Iterator[np.ndarray]:
+def bin_ranks(numbers: np.ndarray | None) -> Iterator[np.ndarray]:
     """Yield a label for each column of ranks: the eighth of the range in which each rank lies, int64 ``(N,)``.
 
     Parameters
@@ -321,11 +321,11 @@ def parts_of(numbers: np.ndarray | None) -> Iterator[np.ndarray]:
         Rank of each cell in K ordered variables, from 0, int64 ``(N, K)``; `None` if there are no such variables.
     """
     for places in () if numbers is None else numbers.T:
-        yield places * _PARTS // (places.max() + 1)
+        yield places * _N_RANK_BINS // (places.max() + 1)
 
 
 def _is_mixed(label: np.ndarray, same: np.ndarray, group: np.ndarray, n: np.ndarray) -> bool:
-    """Return whether adjacent cells of a group share a label no more often than by chance (:func:`mixed_neighbours`).
+    """Return whether adjacent cells of a group share a label no more often than by chance (:func:`are_rows_mixed`).
 
     Parameters
     ----------
@@ -344,4 +344,4 @@ def _is_mixed(label: np.ndarray, same: np.ndarray, group: np.ndarray, n: np.ndar
     expected = (squares / n - 1).sum()
     variance = (squares * (squares + n * (n + 1)) - 2 * n * cubes - n**3) / (n**2 * np.maximum(n - 1, 1))
     shared = np.count_nonzero(same & (label[1:] == label[:-1]))
-    return bool(shared <= expected + _SURPRISING * np.sqrt(max(variance.sum(), 0.0)) + 1 + 1e-9)
+    return bool(shared <= expected + _MAX_Z_SCORE * np.sqrt(max(variance.sum(), 0.0)) + 1 + 1e-9)

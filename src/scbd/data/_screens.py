@@ -29,10 +29,19 @@ from anndata.utils import make_index_unique
 from pandas.api.types import infer_dtype, is_bool_dtype, is_integer_dtype, is_numeric_dtype
 
 from scbd._anndata import IMAGE_KEY, as_columns, label_text, label_values
-from scbd._checks import check_choice, counted, head, inflect, resized_to
-from scbd._files import check_distinct, local_path, partial_path, progress_bar
-from scbd.data._formats import SOURCE, source_names
-from scbd.data._readers import Crops, channel_table, crops_of, images_of, opened, read_crops, some_channels, tables_of
+from scbd._checks import check_choice, format_count, inflect, join_first, size_after_resizing
+from scbd._files import check_plates_distinct, local_path, partial_path, progress_bar
+from scbd.data._formats import SOURCE_COLUMN, unique_file_names
+from scbd.data._readers import (
+    Crops,
+    channel_table,
+    crops_from_anndata,
+    find_images,
+    open_store,
+    read_crops,
+    read_tables,
+    select_channels,
+)
 from scbd.data._sources import (
     FEATURES,
     IMAGE_DTYPES,
@@ -40,8 +49,8 @@ from scbd.data._sources import (
     ArraySource,
     ZarrSource,
     digest_cells,
-    mapped,
-    worked_on,
+    map_in_threads,
+    memory_map_dataset,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +71,7 @@ _BLOCK_BYTES = 64 * 2**20
 _CONVERTED_BYTES = 8 * 2**20
 # compression levels: high, because a screen is written once and read many times, and reading is nearly as fast as at
 # low levels
-_LEVELS: dict[str, int] = {"lz4": 5, "zstd": 3}
+_COMPRESSION_LEVELS: dict[str, int] = {"lz4": 5, "zstd": 3}
 
 
 def open_screen(
@@ -117,11 +126,11 @@ def open_screen(
     >>> screen.obsm["single_cell_images"].shape
     (240, 4, 32, 32)
     """
-    group = opened(path)
+    group = open_store(path)
     if layer is not None or obsm_key is not None:
         return _open_features(group, path, layer, obsm_key)
-    images = images_of(group, path, image_key)
-    parts = tables_of(group, image_key)
+    images = find_images(group, path, image_key)
+    parts = read_tables(group, image_key)
     if isinstance(images, h5py.Dataset):
         with images.file:
             images = images[...]
@@ -164,12 +173,12 @@ def _open_features(group: Any, path: Any, layer: str | None, obsm_key: str | Non
     if kind not in ("array", "dataframe"):
         msg = f"{place} of {path} is no dense array ({kind}): make it dense (toarray()), and write it again."
         raise ValueError(msg)
-    parts = tables_of(group, obsm_key or "")
+    parts = read_tables(group, obsm_key or "")
     features: Any = group[place]
     if kind == "dataframe":
         features = read_elem(features)
     elif isinstance(features, h5py.Dataset):
-        in_place = mapped(features)
+        in_place = memory_map_dataset(features)
         features = features[...] if in_place is None else in_place
     if layer is None:
         return AnnData(**parts | {"obsm": parts["obsm"] | {obsm_key: features}})
@@ -201,9 +210,9 @@ def open_embedding(path: str | os.PathLike[str]) -> AnnData:
     >>> scbd.data.open_embedding("embedding.zarr").obsm["X_scbd_c"].shape
     (240, 64)
     """
-    group = opened(path)
-    arrays = _blocks_of(group)
-    parts = tables_of(group, *arrays)
+    group = open_store(path)
+    arrays = _block_arrays(group)
+    parts = read_tables(group, *arrays)
     read = {key: ZarrSource(array, f"obsm[{key!r}]", FEATURES).read(slice(None)) for key, array in arrays.items()}
     return AnnData(**parts | {"obsm": parts["obsm"] | read})
 
@@ -230,9 +239,9 @@ def verify_screen(path: str | os.PathLike[str]) -> None:
     >>> scbd.data.verify_screen("screen.zarr")  # silent: everything is as it was written
     """
     path = local_path(path)
-    group = opened(path)
+    group = open_store(path)
     said: Any = group.attrs.get(STORE_KEY)
-    arrays = _blocks_of(group, fast=True)
+    arrays = _block_arrays(group, fast=True)
     if said is None or not arrays:
         msg = f"{path} has no checksums: scbd verifies what write_screen and embed_to have written."
         raise ValueError(msg)
@@ -241,7 +250,7 @@ def verify_screen(path: str | os.PathLike[str]) -> None:
         for array in arrays.values():
             size = (array.shards or array.chunks)[0]
             for block, start in enumerate(range(0, array.shape[0], size)):
-                file, stop = path / _chunk_file(array, block), min(start + size, array.shape[0])
+                file, stop = path / _block_file(array, block), min(start + size, array.shape[0])
                 try:
                     if not file.exists():
                         wrong.append(f"{file} is missing, with rows {start} to {stop - 1}")
@@ -250,7 +259,7 @@ def verify_screen(path: str | os.PathLike[str]) -> None:
                     wrong.append(f"{file} is damaged, with rows {start} to {stop - 1} ({error})")
                 bar.update(stop - start)
     if wrong:
-        msg = f"{path} is damaged in {counted(len(wrong), 'place')}: {head(wrong)}. Copy or write it again."
+        msg = f"{path} is damaged in {format_count(len(wrong), 'place')}: {join_first(wrong)}. Copy or write it again."
         raise ValueError(msg)
 
 
@@ -349,31 +358,31 @@ def write_screen(
     if path.exists():
         msg = f"{path} is there: give another path, or remove it."
         raise FileExistsError(msg)
-    check_choice("compression", compression, (*_LEVELS, None))
+    check_choice("compression", compression, (*_COMPRESSION_LEVELS, None))
     given = [plates] if isinstance(plates, (Crops, AnnData, str, os.PathLike)) else list(plates)
     if not given:
         msg = "There is no plate to write: give at least one."
         raise ValueError(msg)
-    check_distinct(given)
+    check_plates_distinct(given)
     empty = [f"plate {number}" for number, plate in enumerate(given) if isinstance(plate, AnnData) and not plate.n_obs]
     if empty and len(empty) < len(given):
-        msg = f"{len(empty)} of {len(given)} plates {inflect(len(empty), 'has', 'have')} no cell ({head(empty)})."
+        msg = f"{len(empty)} of {len(given)} plates {inflect(len(empty), 'has', 'have')} no cell ({join_first(empty)})."
         warnings.warn(msg, UserWarning, stacklevel=2)
         given = [plate for plate in given if not isinstance(plate, AnnData) or plate.n_obs]
-    crops = [_crops(plate, image_key, channels, f"plate {number}") for number, plate in enumerate(given)]
-    size, kind = _wanted(crops, image_size, dtype, intensity_range)
-    _check_alike(crops, y_key, sized=size is not None)
-    obs, order = _in_order(crops, y_key, seed)
+    crops = [_plate_crops(plate, image_key, channels, f"plate {number}") for number, plate in enumerate(given)]
+    size, kind = _output_size_and_dtype(crops, image_size, dtype, intensity_range)
+    _check_plates_match(crops, y_key, sized=size is not None)
+    obs, order = _sort_and_shuffle(crops, y_key, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     shape = (len(obs), crops[0].images.shape[1], *(size or crops[0].images.shape[2:]))
     n_bytes = math.prod(shape) * kind.itemsize
     if compression is None:
         _check_space(path, n_bytes)
     with ExitStack() as stack:
-        crops = [_by_row(plate, path.parent, stack) for plate in crops]
-        scale = _scale(crops, kind, intensity_range, seed)
+        crops = [_copy_if_chunked(plate, path.parent, stack) for plate in crops]
+        scale = _output_intensity_range(crops, kind, intensity_range, seed)
         plan = ScreenPlan(crops, order, shape, kind, size, scale)
-        var = storable(channel_table(crops[0].channels), "var")
+        var = as_storable(channel_table(crops[0].channels), "var")
         uns = {} if scale is None else {STORE_KEY: {"intensity_range": scale}}
         store = BlockStore(
             path,
@@ -385,7 +394,7 @@ def write_screen(
             compression=compression,
         )
         todo = np.flatnonzero(~store.begin()).tolist()
-        written = worked_on(lambda block: store.write(block, {image_key: plan.images(store.rows(block))}), todo)
+        written = map_in_threads(lambda block: store.write(block, {image_key: plan.images(store.rows(block))}), todo)
         sizes = [store.rows(block).stop - store.rows(block).start for block in todo]
         bar = stack.enter_context(progress_bar(f"Writing {path.name}", sum(sizes)))
         for n, _ in zip(sizes, stack.enter_context(closing(written)), strict=True):
@@ -394,16 +403,16 @@ def write_screen(
     return open_screen(path, image_key=image_key)
 
 
-def _crops(plate: Plate, image_key: str, channels: Channels | None, name: str) -> Crops:
+def _plate_crops(plate: Plate, image_key: str, channels: Channels | None, name: str) -> Crops:
     """Return the crops of a plate, restricted to the given channels."""
     if isinstance(plate, Crops):
-        return some_channels(plate, channels)
+        return select_channels(plate, channels)
     if isinstance(plate, AnnData):
-        return crops_of(plate, image_key, name, channels)
+        return crops_from_anndata(plate, image_key, name, channels)
     return read_crops(plate, image_key=image_key, channels=channels)
 
 
-def _wanted(
+def _output_size_and_dtype(
     plates: Sequence[Crops], image_size: ImageSize | None, dtype: Any, intensity_range: Any
 ) -> tuple[tuple[int, int] | None, np.dtype]:
     """Return the size and the dtype of the images to store; the size is `None` if images are not resized.
@@ -435,7 +444,7 @@ def _wanted(
     size = None
     for plate in plates:
         try:
-            size = resized_to(image_size, *plate.images.shape[2:])
+            size = size_after_resizing(image_size, *plate.images.shape[2:])
         except ValueError as error:
             msg = f"{plate.name}: {error}"
             raise ValueError(msg) from error
@@ -444,7 +453,7 @@ def _wanted(
     return None if image_size is None else size, wanted
 
 
-def _check_alike(plates: Sequence[Crops], y_key: str | Sequence[str], *, sized: bool) -> None:
+def _check_plates_match(plates: Sequence[Crops], y_key: str | Sequence[str], *, sized: bool) -> None:
     """Raise if plates differ in channels, dtype or image size, or lack a perturbation.
 
     The image size is not compared if ``sized`` is true, because the images are then resized.
@@ -476,7 +485,7 @@ def _check_space(path: Path, n_bytes: int) -> None:
         raise OSError(msg)
 
 
-def _by_row(plate: Crops, folder: Path, stack: ExitStack) -> Crops:
+def _copy_if_chunked(plate: Crops, folder: Path, stack: ExitStack) -> Crops:
     """Return the plate with images that can be read by row.
 
     If the images are stored in chunks of several rows, they are copied to a temporary file without chunks. ``stack``
@@ -497,7 +506,7 @@ def _by_row(plate: Crops, folder: Path, stack: ExitStack) -> Crops:
 
     starts = range(0, n, step)
     with progress_bar(f"Reading {plate.name}", n) as bar:
-        for n_read in worked_on(read, starts) if getattr(source, "concurrent", False) else map(read, starts):
+        for n_read in map_in_threads(read, starts) if getattr(source, "concurrent", False) else map(read, starts):
             bar.update(n_read)
     return replace(plate, images=ArraySource(images, plate.name))
 
@@ -562,9 +571,9 @@ class ScreenPlan:
     def _converted(self, images: np.ndarray) -> np.ndarray:
         """Return images resized, scaled and cast as the screen stores them."""
         if self.image_size not in (None, images.shape[2:]):
-            from scbd.data._loading import resized
+            from scbd.data._loading import resize_to
 
-            images = resized(images, self.image_size).numpy()
+            images = resize_to(images, self.image_size).numpy()
         if self.intensity_range is not None:
             low, high = self.intensity_range.T[:, :, None, None]
             highest = np.iinfo(self.dtype).max
@@ -611,20 +620,22 @@ def check_finite(images: np.ndarray, plate: Crops, rows: np.ndarray) -> None:
         return
     bad = rows[~np.isfinite(images).all(axis=(1, 2, 3))]
     if bad.size:
-        names = head(f"row {row} ({plate.obs.index[row]})" for row in bad)
+        names = join_first(f"row {row} ({plate.obs.index[row]})" for row in bad)
         msg = f"{plate.name} has NaN or infinite pixels as {images.dtype}: {names}. Drop these cells or repair them."
         raise ValueError(msg)
 
 
-def _in_order(plates: Sequence[Crops], y_key: str | Sequence[str], seed: int) -> tuple[pd.DataFrame, np.ndarray]:
+def _sort_and_shuffle(
+    plates: Sequence[Crops], y_key: str | Sequence[str], seed: int
+) -> tuple[pd.DataFrame, np.ndarray]:
     """Return the table of all plates in the order of the screen, and the ``order`` of :class:`ScreenPlan`.
 
     Rows are sorted by perturbation and shuffled within each perturbation.
     """
     # convert all plates together, since a column may hold text on one plate and numbers on another
     obs = pd.concat([plate.obs for plate in plates]) if len(plates) > 1 else plates[0].obs
-    named = _with_source(obs, plates)
-    obs, others = storable(named), stored_names(named.columns)
+    named = _add_source_column(obs, plates)
+    obs, others = as_storable(named), stored_names(named.columns)
     order = np.random.default_rng(seed).permutation(len(obs))
     if len(obs) < 2**31:
         order = order.astype(np.int32)
@@ -652,38 +663,45 @@ def _unique_names(plates: Sequence[Crops]) -> pd.Index:
         return make_index_unique(together)
 
 
-def _with_source(obs: pd.DataFrame, plates: Sequence[Crops]) -> pd.DataFrame:
+def _add_source_column(obs: pd.DataFrame, plates: Sequence[Crops]) -> pd.DataFrame:
     """Return the table of all plates with a column that names the file of each row.
 
     If a plate already has such a column, its values are kept.
     """
-    new = [number for number, plate in enumerate(plates) if SOURCE not in plate.obs]
+    new = [number for number, plate in enumerate(plates) if SOURCE_COLUMN not in plate.obs]
     if len(plates) == 1 or not new:
         return obs
-    old = {str(name) for plate in plates if SOURCE in plate.obs for name in plate.obs[SOURCE].dropna().unique()}
-    names = dict(zip(new, source_names([plates[number].name for number in new], old), strict=True))
+    old = {
+        str(name)
+        for plate in plates
+        if SOURCE_COLUMN in plate.obs
+        for name in plate.obs[SOURCE_COLUMN].dropna().unique()
+    }
+    names = dict(zip(new, unique_file_names([plates[number].name for number in new], old), strict=True))
     plate_of = np.repeat(np.arange(len(plates), dtype=np.int32), [len(plate.obs) for plate in plates])
     if not old:
-        return obs.assign(**{SOURCE: pd.Categorical.from_codes(plate_of, list(names.values()))})
-    column = obs[SOURCE].to_numpy(object, copy=True)
+        return obs.assign(**{SOURCE_COLUMN: pd.Categorical.from_codes(plate_of, list(names.values()))})
+    column = obs[SOURCE_COLUMN].to_numpy(object, copy=True)
     for number, name in names.items():
         column[plate_of == number] = name
-    return obs.assign(**{SOURCE: column})
+    return obs.assign(**{SOURCE_COLUMN: column})
 
 
 # number of random crops whose intensities are sampled
-_SAMPLED = 2048
+_N_SAMPLED_CROPS = 2048
 # percentiles of the intensities that become the lowest and the highest value of an integer dtype
 _PERCENTILES = (0.1, 99.9)
 # number of bytes of crops that are read at once
 _PART_BYTES = 32 * 2**20
 # number of pixels per channel that are counted at once
-_COUNTED = 2**20
+_COUNT_BLOCK_PIXELS = 2**20
 # number of random pixels per crop of floats, whose values are too many for a histogram
-_PIXELS = 1024
+_N_PIXELS_PER_CROP = 1024
 
 
-def _scale(plates: Sequence[Crops], dtype: np.dtype, intensity_range: Any, seed: int) -> np.ndarray | None:
+def _output_intensity_range(
+    plates: Sequence[Crops], dtype: np.dtype, intensity_range: Any, seed: int
+) -> np.ndarray | None:
     """Return the lowest and the highest intensity of each channel, ``(C, 2)``, or `None` if intensities are not scaled.
 
     If they are estimated from the plates, a log line states them.
@@ -692,17 +710,19 @@ def _scale(plates: Sequence[Crops], dtype: np.dtype, intensity_range: Any, seed:
     if dtype.kind == "f" or dtype == stored:
         return None
     if intensity_range is None:
-        found = sampled_range(plates, seed)
+        found = estimate_intensity_range(plates, seed)
         told = (f"{name} {low:g} to {high:g}" for name, (low, high) in zip(plates[0].channels, found, strict=True))
         logger.info(
-            "%s holds these intensities, and what is beyond is cut off (intensity_range): %s.", dtype, head(told, 8)
+            "%s holds these intensities, and what is beyond is cut off (intensity_range): %s.",
+            dtype,
+            join_first(told, 8),
         )
     else:
         found = np.asarray(intensity_range, dtype=np.float32)
     return np.array(np.broadcast_to(found, (n_channels, 2)))
 
 
-def sampled_range(plates: Sequence[Crops], seed: int) -> np.ndarray:
+def estimate_intensity_range(plates: Sequence[Crops], seed: int) -> np.ndarray:
     """Estimate the 0.1 and 99.9 % percentiles of the intensities of each channel, float32 ``(C, 2)``.
 
     Images of integers use all pixels of about 2,048 random crops. Images of floats use 1,024 random pixels of each of
@@ -728,25 +748,25 @@ def sampled_range(plates: Sequence[Crops], seed: int) -> np.ndarray:
     values = []
     for plate in plates:
         n, *image = plate.images.shape
-        rows = np.sort(rng.choice(n, min(n, -(-_SAMPLED * n // total)), replace=False))
+        rows = np.sort(rng.choice(n, min(n, -(-_N_SAMPLED_CROPS * n // total)), replace=False))
         step = max(1, _PART_BYTES // (math.prod(image) * dtype.itemsize))
         for part in (rows[start : start + step] for start in range(0, len(rows), step)):
             images = plate.images.read(part)
             check_finite(images, plate, part)
             pixels = images.reshape(*images.shape[:2], -1)
             if dtype.kind == "f":
-                values.append(np.moveaxis(_some(pixels, of_pixels), 1, 0).reshape(n_channels, -1))
+                values.append(np.moveaxis(_sample_pixels(pixels, of_pixels), 1, 0).reshape(n_channels, -1))
             else:
-                _count(pixels, counts)
+                _add_to_histogram(pixels, counts)
     if values:
         found = np.percentile(np.concatenate(values, axis=1), _PERCENTILES, axis=1)
     else:
-        found = percentiles_of(counts, _PERCENTILES)
+        found = percentiles_from_counts(counts, _PERCENTILES)
     low, high = found.astype(np.float32)
     return np.stack([low, np.where(high > low, high, low + 1)], axis=1)
 
 
-def percentiles_of(counts: np.ndarray, percentiles: Sequence[float]) -> np.ndarray:
+def percentiles_from_counts(counts: np.ndarray, percentiles: Sequence[float]) -> np.ndarray:
     """Compute percentiles from histograms, float64 ``(P, C)``, equal to ``np.percentile`` of the counted numbers.
 
     Parameters
@@ -766,18 +786,22 @@ def percentiles_of(counts: np.ndarray, percentiles: Sequence[float]) -> np.ndarr
     return below + (above - below) * (places % 1)[:, None]
 
 
-def _some(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _sample_pixels(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Return 1,024 random pixels of each crop, at the same positions in all channels of the crop.
 
     Positions are drawn with replacement. Crops of at most 1,024 pixels are returned whole.
     """
     n, _, size = pixels.shape
-    return pixels if size <= _PIXELS else np.take_along_axis(pixels, rng.integers(size, size=(n, 1, _PIXELS)), axis=2)
+    return (
+        pixels
+        if size <= _N_PIXELS_PER_CROP
+        else np.take_along_axis(pixels, rng.integers(size, size=(n, 1, _N_PIXELS_PER_CROP)), axis=2)
+    )
 
 
-def _count(pixels: np.ndarray, counts: np.ndarray) -> None:
+def _add_to_histogram(pixels: np.ndarray, counts: np.ndarray) -> None:
     """Add the histogram of pixels ``(N, C, number of pixels)`` to ``counts`` in place."""
-    step = max(1, _COUNTED // pixels.shape[2])
+    step = max(1, _COUNT_BLOCK_PIXELS // pixels.shape[2])
     for start in range(0, len(pixels), step):
         for channel, of_channel in enumerate(counts):
             of_channel += np.bincount(pixels[start : start + step, channel].ravel(), minlength=len(of_channel))
@@ -795,7 +819,7 @@ class BlockStore:
     path
         Final path of the store.
     tables
-        Other content of the store, by slot: ``obs`` and others. Tables must be :func:`storable`.
+        Other content of the store, by slot: ``obs`` and others. Tables must be :func:`as_storable`.
     arrays
         Shape and dtype of each array of ``obsm``, by key. All arrays have the same number of rows.
     block_size
@@ -842,7 +866,7 @@ class BlockStore:
             If the folder for the incomplete store holds the beginning of a store with other content.
         """
         if self._path.exists():
-            if _said(self._path).get("digest") != self._digest:
+            if _read_store_attributes(self._path).get("digest") != self._digest:
                 msg = f"{self._path} is there: give another path, or remove it."
                 raise FileExistsError(msg)
             return np.ones(self._n_blocks, dtype=bool)
@@ -858,19 +882,19 @@ class BlockStore:
                     os.rename(own, self._partial)
             finally:
                 shutil.rmtree(own, ignore_errors=True)
-        if _said(store).get("digest") != self._digest:
+        if _read_store_attributes(store).get("digest") != self._digest:
             msg = (
                 f"{self._partial} is the beginning of something else (other cells, order or settings): remove it to "
                 "begin again, or write to another path."
             )
             raise ValueError(msg)
-        self._open = _blocks_of(zarr.open_group(store, mode="r+", zarr_format=3), fast=True)
+        self._open = _block_arrays(zarr.open_group(store, mode="r+", zarr_format=3), fast=True)
         return self.done()
 
     def write(self, block: int, values: Mapping[str, np.ndarray]) -> None:
         """Write the rows of a block; once this method returns, the block survives a kill of the process."""
         for key, array in self._open.items():
-            file = self._partial / "store" / _chunk_file(array, block)
+            file = self._partial / "store" / _block_file(array, block)
             file.unlink(missing_ok=True)  # an interrupted write may have left a part of it
             with self._turn:  # one block at a time: it occupies all cores, so that several would only take more memory
                 array[self.rows(block)] = values[key]
@@ -914,7 +938,7 @@ class BlockStore:
         group.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
         compressors: list[Any] = [Crc32cCodec()]
         if self._compression is not None:
-            level = _LEVELS[self._compression]
+            level = _COMPRESSION_LEVELS[self._compression]
             compressors.insert(0, BloscCodec(cname=self._compression, clevel=level, shuffle="shuffle"))  # type: ignore[arg-type]
         for key, (shape, dtype) in self._arrays.items():
             block = (self._block_size, *shape[1:])
@@ -931,11 +955,11 @@ class BlockStore:
                 fill_value=165 if dtype.kind == "u" else np.nan,
                 attributes={"encoding-type": "array", "encoding-version": "0.2.0", STORE_KEY: True},
             )
-        tables = _digest_of_tables(store, _blocks_of(group))
+        tables = _digest_of_tables(store, _block_arrays(group))
         group.attrs[STORE_KEY] = {"digest": self._digest, "tables": tables}
 
 
-def _blocks_of(group: Any, *, fast: bool = False) -> dict[str, zarr.Array]:
+def _block_arrays(group: Any, *, fast: bool = False) -> dict[str, zarr.Array]:
     """Return the arrays in ``obsm`` that scbd has written in blocks, by key.
 
     Parameters
@@ -953,12 +977,12 @@ def _blocks_of(group: Any, *, fast: bool = False) -> dict[str, zarr.Array]:
         return {key: array for key, array in sorted(arrays) if STORE_KEY in array.attrs}
 
 
-def _chunk_file(array: zarr.Array, block: int) -> str:
+def _block_file(array: zarr.Array, block: int) -> str:
     """Return the path of the file of a block, relative to its store."""
     return f"{array.path}/{array.metadata.encode_chunk_key((block, *(0 for _ in array.shape[1:])))}"
 
 
-def _said(store: Path) -> dict[str, Any]:
+def _read_store_attributes(store: Path) -> dict[str, Any]:
     """Return the attributes with which scbd marks a store that it writes.
 
     The dictionary is empty if there is no store, or if scbd has not written it.
@@ -984,14 +1008,14 @@ def _digest_of_tables(store: Path, arrays: Mapping[str, zarr.Array]) -> str:
 
 
 # kinds of objects, named as in pandas, whose categories a store may be able to hold
-_OF_ONE_KIND = ("string", "bytes", "boolean", "integer", "floating", "mixed-integer-float", "empty")
+_STORABLE_KINDS = ("string", "bytes", "boolean", "integer", "floating", "mixed-integer-float", "empty")
 
 
 # names that a column cannot have in a store; a name with a "/" cannot be used either, since it would make a folder
 _RESERVED = ("", ".", "..", "_index")
 
 
-def storable(table: pd.DataFrame, slot: str = "obs") -> pd.DataFrame:
+def as_storable(table: pd.DataFrame, slot: str = "obs") -> pd.DataFrame:
     """Convert a table to types and column names that a store can hold.
 
     - Columns of numbers, truth values or text, and of categories of these, keep their values.
@@ -1016,18 +1040,18 @@ def storable(table: pd.DataFrame, slot: str = "obs") -> pd.DataFrame:
         (the message names the column).
     """
     if numbers := [name for name in table.columns if not isinstance(name, str)]:
-        msg = f"{slot} has columns whose names are not text ({head(numbers)}): use {slot}.columns.astype(str)."
+        msg = f"{slot} has columns whose names are not text ({join_first(numbers)}): use {slot}.columns.astype(str)."
         raise ValueError(msg)
     names = table.columns
     if not names.is_unique:
         msg = f"{slot} has several columns named {names[names.duplicated()][0]!r}: rename or drop all but one."
         raise ValueError(msg)
-    columns = {name: (values, _held(values, f"{slot}[{name!r}]")) for name, values in table.items()}
+    columns = {name: (values, _storable_column(values, f"{slot}[{name!r}]")) for name, values in table.items()}
     others = stored_names(names)
     if not others and all(held is values for values, held in columns.values()):
         return table
     if others:
-        pairs = head(f"{name!r} as {other!r}" for name, other in others.items())
+        pairs = join_first(f"{name!r} as {other!r}" for name, other in others.items())
         logger.info("%s: columns whose names a file cannot hold are stored under others: %s.", slot, pairs)
     # build a new frame, since a view would write to the given table; from arrays, since names of rows may be repeated
     held = {others.get(name, name): values.array for name, (_, values) in columns.items()}
@@ -1047,10 +1071,10 @@ def stored_names(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _held(values: pd.Series, where: str) -> pd.Series:
+def _storable_column(values: pd.Series, where: str) -> pd.Series:
     """Return a column in a type that a store can hold; the same object if its type is one already."""
     if isinstance(values.dtype, pd.CategoricalDtype):
-        return values if _are_held(values.cat.categories) else _with_texts(values, where)
+        return values if _are_categories_storable(values.cat.categories) else _categories_as_text(values, where)
     if isinstance(values.dtype, np.dtype) and values.dtype != object and values.dtype.kind in "biufc":
         return values
     if isinstance(values.array, (pd.arrays.IntegerArray, pd.arrays.BooleanArray)):
@@ -1061,19 +1085,19 @@ def _held(values: pd.Series, where: str) -> pd.Series:
         return cast("pd.Series", plain)
     values = values.astype(object) if isinstance(values.dtype, pd.StringDtype) else values
     if values.dtype != object:  # dates and intervals keep their order
-        return _with_texts(values.astype("category"), where)
+        return _categories_as_text(values.astype("category"), where)
     kind = infer_dtype(values, skipna=True)
     if kind == "string" and not values.hasnans:
         return values
-    if kind in _OF_ONE_KIND:
+    if kind in _STORABLE_KINDS:
         labels = values.astype("category")
-        if _are_held(labels.cat.categories):
+        if _are_categories_storable(labels.cat.categories):
             return labels
     _check_values(values[values.notna()], where)
     return values.map(_text, na_action="ignore").astype("category")
 
 
-def _are_held(categories: pd.Index) -> bool:
+def _are_categories_storable(categories: pd.Index) -> bool:
     """Return whether a store can hold categories of this type."""
     if isinstance(categories.dtype, pd.StringDtype):
         return True
@@ -1082,7 +1106,7 @@ def _are_held(categories: pd.Index) -> bool:
     return categories.dtype.kind in "biuf" and not isinstance(categories.dtype, pd.IntervalDtype)
 
 
-def _with_texts(labels: pd.Series, where: str) -> pd.Series:
+def _categories_as_text(labels: pd.Series, where: str) -> pd.Series:
     """Return a categorical column with its categories as text, in their order."""
     _check_values(labels.cat.categories, where)
     texts = list(map(_text, labels.cat.categories.tolist()))

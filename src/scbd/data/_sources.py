@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._checks import check_unmasked
-from scbd._files import check_file, one_torch_thread, torch_threads_kept
+from scbd._files import check_file, keep_torch_threads, limit_torch_to_one_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -48,7 +48,7 @@ def check_images(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
     ------
     ValueError
         If the array is not four-dimensional, has an axis of length 0, or seems to have its channels last
-        (:func:`channels_last`).
+        (:func:`has_channels_last`).
     TypeError
         If the dtype is not one of ``IMAGE_DTYPES``, or does not have the byte order of this machine.
     """
@@ -61,18 +61,18 @@ def check_images(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
     if 0 in shape:
         msg = f"{where} has shape {shape}: there is nothing to read along an axis of length 0."
         raise ValueError(msg)
-    if channels_last(*shape[1:]):
+    if has_channels_last(*shape[1:]):
         msg = (
             f"{where} has shape {shape}, which looks like (cells, height, width, channels), images must be (cells, "
             "channels, height, width): turn them with np.moveaxis(images, -1, 1)."
         )
         raise ValueError(msg)
     if dtype.name not in IMAGE_DTYPES or not dtype.isnative:
-        msg = f"{where} has dtype {_shown(dtype)}: cast it to one of {', '.join(IMAGE_DTYPES)}."
+        msg = f"{where} has dtype {_dtype_description(dtype)}: cast it to one of {', '.join(IMAGE_DTYPES)}."
         raise TypeError(msg)
 
 
-def channels_last(first: int, second: int, third: int) -> bool:
+def has_channels_last(first: int, second: int, third: int) -> bool:
     """Return whether an image shape looks like (height, width, channels) rather than (channels, height, width).
 
     The channels look last if two conditions hold:
@@ -117,11 +117,11 @@ def check_features(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
         msg = f"{where} holds {dtype.name}, features are numbers: leave columns of text out, or put them into obs."
         raise TypeError(msg)
     if dtype.name not in FEATURE_DTYPES or not dtype.isnative:
-        msg = f"{where} has dtype {_shown(dtype)}: cast it to one of {', '.join(FEATURE_DTYPES)}."
+        msg = f"{where} has dtype {_dtype_description(dtype)}: cast it to one of {', '.join(FEATURE_DTYPES)}."
         raise TypeError(msg)
 
 
-def _shown(dtype: np.dtype) -> str:
+def _dtype_description(dtype: np.dtype) -> str:
     """Return the name of a dtype, with its byte order if that is not the byte order of this machine."""
     return dtype.name if dtype.isnative else f"{dtype.name}, in a foreign byte order ({dtype.str})"
 
@@ -255,7 +255,7 @@ class ArraySource:
         IndexError
             If a row number is out of range.
         """
-        out = target_of(self, rows, out)
+        out = allocate_output(self, rows, out)
         # np.take would first copy the whole array if it is a view that is not contiguous
         if isinstance(rows, slice) or not self._images.flags.c_contiguous:
             out[...] = self._images[rows]
@@ -265,7 +265,7 @@ class ArraySource:
         return np.take(self._images, rows, axis=0, out=out, mode="clip")
 
 
-def target_of(source: ImageSource, rows: np.ndarray | slice, out: np.ndarray | None) -> np.ndarray:
+def allocate_output(source: ImageSource, rows: np.ndarray | slice, out: np.ndarray | None) -> np.ndarray:
     """Return the array to read the given rows into, after checking that the row numbers are in range.
 
     Parameters
@@ -294,12 +294,12 @@ def count_rows(rows: np.ndarray | slice, n: int) -> int:
     return len(range(*rows.indices(n))) if isinstance(rows, slice) else len(rows)
 
 
-def numbers_of(rows: np.ndarray | slice, n: int) -> np.ndarray:
+def as_row_numbers(rows: np.ndarray | slice, n: int) -> np.ndarray:
     """Return the row numbers that row numbers or a slice select from ``n`` rows."""
     return np.arange(*rows.indices(n)) if isinstance(rows, slice) else rows
 
 
-def non_finite_rows(source: ImageSource, block: int = 4096) -> np.ndarray:
+def find_non_finite_rows(source: ImageSource, block: int = 4096) -> np.ndarray:
     """Return the numbers of rows whose inputs contain NaN or infinity.
 
     Inputs of an integer dtype are always finite, and are not read. Other inputs are read in blocks of ``block`` rows.
@@ -344,11 +344,11 @@ class ColumnSource:
         -------
         Inputs ``(len(rows), …)`` in the stored dtype.
         """
-        out = target_of(self, rows, out)
+        out = allocate_output(self, rows, out)
         return np.take(self.source.read(rows), self._columns, axis=1, out=out, mode="clip")
 
 
-def columns_of(source: ImageSource, columns: Sequence[int]) -> ImageSource:
+def select_columns(source: ImageSource, columns: Sequence[int]) -> ImageSource:
     """Return a source of the given columns, or the source itself if these are all its columns, in order."""
     return source if list(columns) == list(range(source.shape[1])) else ColumnSource(source, columns)
 
@@ -372,7 +372,7 @@ def open_h5(path: Path) -> h5py.File:
         msg = f"{path} cannot be read as .h5ad ({error}): it is truncated or of another kind."
         raise ValueError(msg) from error
     filters: set[int] = set()
-    file.visititems(lambda _, item: filters.update(_filters_of(item)))
+    file.visititems(lambda _, item: filters.update(_filter_ids(item)))
     if not all(map(h5py.h5z.filter_avail, filters)):
         try:
             import hdf5plugin  # noqa: F401  # importing it registers its filters
@@ -383,7 +383,7 @@ def open_h5(path: Path) -> h5py.File:
     return file
 
 
-def _filters_of(item: h5py.Dataset | h5py.Group) -> list[int]:
+def _filter_ids(item: h5py.Dataset | h5py.Group) -> list[int]:
     """Return the identifiers of the HDF5 filters (such as compression) of a dataset; of a group, an empty list."""
     if not isinstance(item, h5py.Dataset):
         return []
@@ -391,7 +391,7 @@ def _filters_of(item: h5py.Dataset | h5py.Group) -> list[int]:
     return [created.get_filter(place)[0] for place in range(created.get_nfilters())]
 
 
-def mapped(dataset: h5py.Dataset) -> np.ndarray | None:
+def memory_map_dataset(dataset: h5py.Dataset) -> np.ndarray | None:
     """Return a read-only memory-mapped array of a dataset, or `None` if the dataset cannot be mapped.
 
     A dataset can be mapped if its values lie uncompressed and contiguous in the file. As long as the array exists, the
@@ -455,15 +455,15 @@ class HDF5Source:
         ValueError
             If the file is damaged where these rows are stored.
         """
-        out = target_of(self, rows, out)
-        rows = numbers_of(rows, self.shape[0])
+        out = allocate_output(self, rows, out)
+        rows = as_row_numbers(rows, self.shape[0])
         if not len(rows):
             return out
         order = np.argsort(rows, kind="stable")
         wanted = rows[order]
         # rows of the same chunk, and adjacent rows, are read with one call
         apart = (np.diff(wanted) > 1) & (np.diff(wanted // self.chunk_rows) != 0)
-        for start, stop in _runs(apart):
+        for start, stop in _iterate_runs(apart):
             first, last = int(wanted[start]), int(wanted[stop - 1])
             try:
                 if (np.diff(wanted[start:stop]) == 1).all() and (np.diff(order[start:stop]) == 1).all():
@@ -479,11 +479,11 @@ class HDF5Source:
 
 # A shard ends with an index of its chunks. Sizes in bytes: an entry (offset and length of one chunk), and the checksum
 # that follows all entries.
-_ENTRY, _CHECKSUM = 16, 4
+_INDEX_ENTRY_BYTES, _CHECKSUM_BYTES = 16, 4
 # offset in the index of a chunk that is not stored
-_EMPTY = np.uint64(2**64 - 1)
+_ABSENT_CHUNK_OFFSET = np.uint64(2**64 - 1)
 # maximum gap, in bytes, between chunks that are read with one call
-_GAP = 2**16
+_MAX_GAP_BYTES = 2**16
 
 
 class ZarrSource:
@@ -535,9 +535,9 @@ class ZarrSource:
         """Number of rows per chunk; reading one row costs as much as reading all rows of its chunk."""
         self._chunks_per_shard = 1 if images.shards is None else images.shards[0] // images.chunks[0]
         local = isinstance(images.store, LocalStore) and images.metadata.zarr_format == 3
-        self._undo = _undone(images) if local and images.chunks[1:] == images.shape[1:] else None
-        if self._undo is not None:
-            self._files = _Files(Path(images.store.root) / images.path)  # type: ignore[attr-defined]
+        self._decoders = _chunk_decoders(images) if local and images.chunks[1:] == images.shape[1:] else None
+        if self._decoders is not None:
+            self._files = _ByteRangeReader(Path(images.store.root) / images.path)  # type: ignore[attr-defined]
         self._indices: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         # Zarr does not store chunks that hold only the fill value. Stores written by scbd have no such chunks, so that
         # a missing chunk of these stores is lost data.
@@ -566,17 +566,17 @@ class ZarrSource:
         ValueError
             If a file is truncated, or a checksum is wrong. The message names the file and the rows in it.
         """
-        out = target_of(self, rows, out)
-        if self._undo is None:
+        out = allocate_output(self, rows, out)
+        if self._decoders is None:
             out[...] = self._images[rows] if isinstance(rows, slice) else self._images.oindex[rows]
             return out
-        rows = numbers_of(rows, self.shape[0])
+        rows = as_row_numbers(rows, self.shape[0])
         if not len(rows):
             return out
         places = np.argsort(rows, kind="stable")
         rows = rows[places]
         shards = rows // (self.chunk_rows * self._chunks_per_shard)
-        for start, stop in _runs(np.diff(shards) != 0):
+        for start, stop in _iterate_runs(np.diff(shards) != 0):
             number, part = int(shards[start]), slice(start, stop)
             try:
                 self._read_shard(number, rows[part], places[part], out)
@@ -602,7 +602,7 @@ class ZarrSource:
         if not len(rows):
             return
         # uncompressed chunks of one row each, with or without a checksum at the end
-        if self.chunk_rows == 1 and self._undo in ([_copied], [_checked, _copied]):
+        if self.chunk_rows == 1 and self._decoders in ([_copy_bytes], [_strip_checksum, _copy_bytes]):
             self._read_plain(self._key(number), offsets[chunks], lengths[chunks], places, out)
         else:
             self._read_chunks(self._key(number), offsets, lengths, rows, chunks, places, out)
@@ -617,7 +617,7 @@ class ZarrSource:
         size = out[:1].nbytes
         flat = out.data.cast("B")
         passed_over = memoryview(bytearray(int(lengths[0]) - size))
-        for start, stop in _runs((np.diff(offsets) != lengths[:-1]) | (np.diff(places) != 1)):
+        for start, stop in _iterate_runs((np.diff(offsets) != lengths[:-1]) | (np.diff(places) != 1)):
             first = int(places[start])
             targets = [flat[first * size : (first + stop - start) * size]]
             if passed_over:
@@ -636,13 +636,13 @@ class ZarrSource:
         out: np.ndarray,
     ) -> None:
         """Read chunks and decode them one by one; chunks that lie close together in the file are read with one call."""
-        edges = list(_runs(np.diff(chunks) != 0))
+        edges = list(_iterate_runs(np.diff(chunks) != 0))
         wanted = chunks[[start for start, _ in edges]]
         starts, ends = offsets[wanted], offsets[wanted] + lengths[wanted]
         gaps = starts[1:] - ends[:-1]
-        *steps, last = self._undo or [_copied]
+        *steps, last = self._decoders or [_copy_bytes]
         chunk = np.empty((self.chunk_rows, *self.shape[1:]), self.dtype)
-        for begin, end in _runs((gaps < 0) | (gaps > _GAP)):
+        for begin, end in _iterate_runs((gaps < 0) | (gaps > _MAX_GAP_BYTES)):
             base = int(starts[begin])
             data = memoryview(self._files.read(key, base, int(ends[end - 1]) - base))
             for i in range(begin, end):
@@ -665,13 +665,15 @@ class ZarrSource:
         try:
             if self._images.shards is None:
                 return np.zeros(1, np.int64), np.array([self._files.size(key)])
-            data = self._files.read(key, -_ENTRY * n - _CHECKSUM, _ENTRY * n + _CHECKSUM)
+            data = self._files.read(
+                key, -_INDEX_ENTRY_BYTES * n - _CHECKSUM_BYTES, _INDEX_ENTRY_BYTES * n + _CHECKSUM_BYTES
+            )
         except FileNotFoundError:
             if self._complete:
                 raise
             return np.zeros(n, np.int64), np.zeros(n, np.int64)
-        offsets, lengths = np.frombuffer(_checked(data), "<u8").reshape(n, 2).T
-        empty = offsets == _EMPTY
+        offsets, lengths = np.frombuffer(_strip_checksum(data), "<u8").reshape(n, 2).T
+        empty = offsets == _ABSENT_CHUNK_OFFSET
         return np.where(empty, 0, offsets).astype(np.int64), np.where(empty, 0, lengths).astype(np.int64)
 
     def _key(self, number: int) -> str:
@@ -682,7 +684,7 @@ class ZarrSource:
         return f"rows {number * size} to {min((number + 1) * size, self.shape[0]) - 1} of {self._where}"
 
 
-def _undone(array: zarr.Array) -> list[Callable] | None:
+def _chunk_decoders(array: zarr.Array) -> list[Callable] | None:
     """Return the functions that decode the bytes of a chunk, in order, or `None` if only Zarr can decode the array.
 
     Each function takes the result of the one before. The last function also takes the array to write the rows to.
@@ -691,7 +693,7 @@ def _undone(array: zarr.Array) -> list[Callable] | None:
     from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, ZstdCodec
 
     known: dict[type, Callable] = {
-        Crc32cCodec: _checked,
+        Crc32cCodec: _strip_checksum,
         BloscCodec: numcodecs.Blosc().decode,
         ZstdCodec: numcodecs.Zstd().decode,
         GzipCodec: numcodecs.GZip().decode,
@@ -700,23 +702,23 @@ def _undone(array: zarr.Array) -> list[Callable] | None:
     if isinstance(codecs[0], ShardingCodec):
         (sharding,) = codecs
         index = [type(codec) for codec in sharding.index_codecs]
-        if _name_of(sharding.index_location) != "end" or index != [BytesCodec, Crc32cCodec]:
+        if _option_text(sharding.index_location) != "end" or index != [BytesCodec, Crc32cCodec]:
             return None
         codecs = sharding.codecs
     first, *others = codecs
-    native = isinstance(first, BytesCodec) and (first.endian is None or _name_of(first.endian) == sys.byteorder)
+    native = isinstance(first, BytesCodec) and (first.endian is None or _option_text(first.endian) == sys.byteorder)
     if not native or any(type(codec) not in known for codec in others):
         return None
     steps = [known[type(codec)] for codec in reversed(others)]
-    return [*steps, _copied] if not steps or steps[-1] is _checked else steps
+    return [*steps, _copy_bytes] if not steps or steps[-1] is _strip_checksum else steps
 
 
-def _name_of(choice: Any) -> str:
+def _option_text(choice: Any) -> str:
     """Return the text of one of Zarr's options, which is an enumeration member up to Zarr 3.3 and text from 3.4 on."""
     return str(getattr(choice, "value", choice))
 
 
-def _checked(data: bytes | memoryview) -> memoryview:
+def _strip_checksum(data: bytes | memoryview) -> memoryview:
     """Return the data without its last four bytes, after verifying that these are the checksum (CRC-32C) of the rest.
 
     Raises
@@ -727,7 +729,7 @@ def _checked(data: bytes | memoryview) -> memoryview:
     from numcodecs.checksum32 import CRC32C
 
     view = memoryview(data)
-    body, stored = view[:-_CHECKSUM], int.from_bytes(view[-_CHECKSUM:], "little")
+    body, stored = view[:-_CHECKSUM_BYTES], int.from_bytes(view[-_CHECKSUM_BYTES:], "little")
     # CRC32C.checksum accepts an array, but not a memoryview
     if CRC32C.checksum(np.frombuffer(body, np.uint8)) != stored:
         msg = "a checksum is wrong"
@@ -735,12 +737,12 @@ def _checked(data: bytes | memoryview) -> memoryview:
     return body
 
 
-def _copied(data: bytes | memoryview, out: np.ndarray) -> None:
+def _copy_bytes(data: bytes | memoryview, out: np.ndarray) -> None:
     """Copy the uncompressed bytes of a chunk into an array."""
     out[...] = np.frombuffer(data, out.dtype).reshape(out.shape)
 
 
-def _runs(apart: np.ndarray) -> Iterator[tuple[int, int]]:
+def _iterate_runs(apart: np.ndarray) -> Iterator[tuple[int, int]]:
     """Yield the start and stop of each run of positions that belong together.
 
     Parameters
@@ -752,7 +754,7 @@ def _runs(apart: np.ndarray) -> Iterator[tuple[int, int]]:
     yield from zip(edges[:-1], edges[1:], strict=True)
 
 
-class _Files:
+class _ByteRangeReader:
     """Files of a folder, read by ranges of bytes; up to 256 of them are kept open."""
 
     # maximum number of open files
@@ -831,9 +833,9 @@ class _Files:
 
 # number of cells whose inputs enter a digest: enough to detect images that were corrected, exchanged or rescaled, and
 # few enough to be read quickly
-_SAMPLED = 64
+_N_DIGEST_CELLS = 64
 # number of rows whose hashes are in memory at once
-_HASHED = 65_536
+_HASH_BLOCK_ROWS = 65_536
 
 
 def digest_cells(source: ImageSource | None, table: pd.DataFrame) -> str:
@@ -854,20 +856,20 @@ def digest_cells(source: ImageSource | None, table: pd.DataFrame) -> str:
     64 hexadecimal digits.
     """
     digest = hashlib.sha256(repr([len(table), *map(str, table.columns)]).encode())
-    for start in range(0, len(table), _HASHED):
-        part = table.iloc[start : start + _HASHED]
-        columns = {number: _alone(part.iloc[:, number]) for number in range(part.shape[1])}
+    for start in range(0, len(table), _HASH_BLOCK_ROWS):
+        part = table.iloc[start : start + _HASH_BLOCK_ROWS]
+        columns = {number: _drop_unused_categories(part.iloc[:, number]) for number in range(part.shape[1])}
         hashes = pd.util.hash_pandas_object(pd.DataFrame(columns, index=part.index))
         digest.update(hashes.to_numpy().tobytes())
     if source is not None:
         n = source.shape[0]
-        rows = np.sort(np.random.default_rng(n).choice(n, min(n, _SAMPLED), replace=False))
+        rows = np.sort(np.random.default_rng(n).choice(n, min(n, _N_DIGEST_CELLS), replace=False))
         digest.update(repr([*source.shape, source.dtype.str]).encode())
         digest.update(source.read(rows).tobytes())
     return digest.hexdigest()
 
 
-def _alone(column: pd.Series) -> pd.Series:
+def _drop_unused_categories(column: pd.Series) -> pd.Series:
     """Return a column without the categories that do not occur in it.
 
     Otherwise all categories, which may be millions of names, would be hashed again with each part of the table.
@@ -876,9 +878,9 @@ def _alone(column: pd.Series) -> pd.Series:
 
 
 # marks the end of the items in the queue of prefetch
-_END = object()
+_END_OF_ITEMS = object()
 # maximum number of worker threads; more of them would only wait for the thread that is reading
-_MOST_WORKERS = 16
+_MAX_WORKERS = 16
 
 
 def prefetch(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
@@ -906,9 +908,9 @@ def prefetch(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
             for item in items:
                 if not hand_over((item, None)):
                     return
-            hand_over((_END, None))
+            hand_over((_END_OF_ITEMS, None))
         except BaseException as error:  # noqa: BLE001 any exception is raised again where the items are iterated
-            hand_over((_END, error))
+            hand_over((_END_OF_ITEMS, error))
 
     thread = threading.Thread(target=make, name="scbd-prefetch", daemon=True)
     thread.start()
@@ -917,7 +919,7 @@ def prefetch(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
             item, error = made.get()
             if error is not None:
                 raise error
-            if item is _END:
+            if item is _END_OF_ITEMS:
                 return
             yield item
     finally:
@@ -925,7 +927,7 @@ def prefetch(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
         thread.join()
 
 
-def worked_on(work: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result]:
+def map_in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result]:
     """Apply a function to all items in several threads, and yield the results in the order of the items.
 
     There is one thread per core, but at least 2 and at most 16 threads. Each thread limits torch to one core.
@@ -935,6 +937,6 @@ def worked_on(work: Callable[[Item], Result], items: Iterable[Item]) -> Generato
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # at least two threads, so that one works while another waits for the disk
-    n_workers = min(max(cores, 2), _MOST_WORKERS)
-    with torch_threads_kept(), ThreadPoolExecutor(n_workers, "scbd-worker", one_torch_thread) as pool:
+    n_workers = min(max(cores, 2), _MAX_WORKERS)
+    with keep_torch_threads(), ThreadPoolExecutor(n_workers, "scbd-worker", limit_torch_to_one_thread) as pool:
         yield from pool.map(work, items)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
-from scbd._anndata import LEFT_OUT, each, label_text
-from scbd._checks import check_number, check_unmasked, closest, head, inflect, missing_key
+from scbd._anndata import NOT_IN_SPLIT, as_list, label_text
+from scbd._checks import check_number, check_unmasked, inflect, join_first, missing_key_message, suggest_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 # accepted values of a split column, in lower case, and the part that each stands for
-_NAMES = {
+_PART_OF_VALUE = {
     "train": "train",
     "training": "train",
     "val": "validation",
@@ -65,7 +65,7 @@ class Split:
             msg = f"The masks of a split differ in length ({counts}): each must have one value a cell."
             raise ValueError(msg)
         for name, rows in parts.items():
-            object.__setattr__(self, name, _sorted_rows(rows, name))
+            object.__setattr__(self, name, _as_sorted_rows(rows, name))
         if not len(self.train):
             msg = "The split leaves no cell to train on."
             raise ValueError(msg)
@@ -110,7 +110,7 @@ class Split:
         return given.iloc[rows].isin(given.iloc[self.train].unique()).to_numpy()
 
 
-def _sorted_rows(given: np.ndarray, name: str) -> np.ndarray:
+def _as_sorted_rows(given: np.ndarray, name: str) -> np.ndarray:
     """Return a part of a split as sorted row numbers, int64.
 
     Raises
@@ -160,19 +160,21 @@ def split_by_column(obs: pd.DataFrame, column: str) -> Split:
     -----
     UserWarning
         If there are other values, which may be typing errors. Missing and empty values, and the value
-        ``scbd._anndata.LEFT_OUT``, raise no warning.
+        ``scbd._anndata.NOT_IN_SPLIT``, raise no warning.
     """
     if column not in obs:
-        raise KeyError(missing_key("obs", column, obs.columns, "split"))
+        raise KeyError(missing_key_message("obs", column, obs.columns, "split"))
     codes, values = pd.factorize(obs[column])
-    names = [_NAMES.get(str(value).strip().lower()) for value in values]
+    names = [_PART_OF_VALUE.get(str(value).strip().lower()) for value in values]
     if "train" not in {names[code] for code in np.unique(codes[codes >= 0])}:
-        msg = f"obs[{column!r}] must hold 'train', 'validation' and 'test'; it holds {head(map(repr, values))}."
+        msg = f"obs[{column!r}] must hold 'train', 'validation' and 'test'; it holds {join_first(map(repr, values))}."
         raise ValueError(msg)
-    unknown = [i for i, name in enumerate(names) if name is None and str(values[i]).strip() not in ("", LEFT_OUT)]
+    unknown = [i for i, name in enumerate(names) if name is None and str(values[i]).strip() not in ("", NOT_IN_SPLIT)]
     if unknown:
         counts = np.bincount(codes[codes >= 0], minlength=len(values))
-        found = head(f"{values[i]!r} × {counts[i]:,}{closest(str(values[i]).strip(), _NAMES)}" for i in unknown)
+        found = join_first(
+            f"{values[i]!r} × {counts[i]:,}{suggest_name(str(values[i]).strip(), _PART_OF_VALUE)}" for i in unknown
+        )
         n = counts[unknown].sum()
         cells_are = inflect(n, "cell is", "cells are")
         msg = (
@@ -230,12 +232,12 @@ def stratified_split(
         raise ValueError(msg)
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(len(strata[0]) if rows is None else np.asarray(rows))
-    stratum = _codes(strata)[shuffled]
+    stratum = _combination_codes(strata)[shuffled]
     # renumber the strata from 0, in the order of their first cells
     stratum = pd.factorize(stratum)[0].astype(np.int32, copy=False)
     sizes = np.bincount(stratum)
     # systematic sampling: the cells of a stratum are placed at equal distances on [0, 1), the first at random
-    position = _counted(stratum, sizes)
+    position = _rank_within_group(stratum, sizes)
     position += rng.random(len(sizes))[stratum]
     position /= sizes[stratum]
     del stratum
@@ -279,7 +281,7 @@ def hold_out_environments(
     >>> set(adata.obs["well"].iloc[split.test])
     {'P1_W1'}
     """
-    is_test = _in_environments(environments, held_out, len(environments))
+    is_test = _held_out_environment_mask(environments, held_out, len(environments))
     kept = np.flatnonzero(~is_test)
     inside = stratified_split([np.asarray(environments), *strata], train_size=1 - validation_size, seed=seed, rows=kept)
     return Split(train=inside.train, validation=inside.validation, test=np.flatnonzero(is_test))
@@ -350,24 +352,24 @@ def hold_out_perturbations(
     """
     check_number("share", share, 1)
     check_number("validation_share", validation_share, 1)
-    codes, values = _known(labels, "labels")
-    kept = _places(values, each(keep), "has the perturbation to keep,")
+    codes, values = _factorize_labels(labels, "labels")
+    kept = _positions_of_names(values, as_list(keep), "has the perturbation to keep,")
     order = np.random.default_rng(seed).permutation(np.setdiff1d(np.arange(len(values)), kept))
     if held_out is None:
-        test = order[: _how_many(share, len(order))]
+        test = order[: _n_to_draw(share, len(order))]
     else:
-        test = _places(values, each(held_out), "has the held-out perturbation")
+        test = _positions_of_names(values, as_list(held_out), "has the held-out perturbation")
     if np.isin(test, kept).any():
         msg = f"{str(values[np.intersect1d(test, kept)[0]])!r} is to be held out and to be kept: name it once."
         raise ValueError(msg)
-    validation = order[~np.isin(order, test)][: _how_many(validation_share, len(order))]
+    validation = order[~np.isin(order, test)][: _n_to_draw(validation_share, len(order))]
     if len(test) + len(validation) >= len(order):
         msg = (
             f"{len(test)} perturbations to test on and {len(validation)} for validation leave none of {len(order)} to "
             "train on: hold out fewer."
         )
         raise ValueError(msg)
-    elsewhere = _in_environments(environments, held_out_environments, len(codes))
+    elsewhere = _held_out_environment_mask(environments, held_out_environments, len(codes))
     is_test, is_validation = np.isin(codes, test), np.isin(codes, validation)
     return Split(
         train=~(is_test | is_validation | elsewhere),
@@ -376,7 +378,7 @@ def hold_out_perturbations(
     )
 
 
-def matched_rows(split: Split, labels: np.ndarray, seed: int = 0) -> np.ndarray:
+def draw_matched_training_rows(split: Split, labels: np.ndarray, seed: int = 0) -> np.ndarray:
     """Draw one training cell with the same label for each validation cell, without replacement.
 
     If a label has fewer training cells than validation cells, the last of its validation cells get no training cell.
@@ -397,13 +399,13 @@ def matched_rows(split: Split, labels: np.ndarray, seed: int = 0) -> np.ndarray:
     train = np.random.default_rng(seed).permutation(split.train)
     of_train, of_validation = labels[train], labels[split.validation]
     sizes, asked = (np.bincount(codes, minlength=int(labels.max()) + 1) for codes in (of_train, of_validation))
-    nth = _counted(of_validation, asked).astype(np.int64)
+    nth = _rank_within_group(of_validation, asked).astype(np.int64)
     there = nth < sizes[of_validation]
     first = (np.cumsum(sizes) - sizes)[of_validation]
     return train[np.argsort(of_train, kind="stable")[(first + nth)[there]]]
 
 
-def _codes(strata: Sequence[np.ndarray]) -> np.ndarray:
+def _combination_codes(strata: Sequence[np.ndarray]) -> np.ndarray:
     """Return one integer code per combination of labels, int32 ``(N,)``."""
     codes = np.zeros(len(strata[0]), dtype=np.int32)
     for labels in strata:
@@ -417,7 +419,7 @@ def _codes(strata: Sequence[np.ndarray]) -> np.ndarray:
     return codes
 
 
-def _counted(groups: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _rank_within_group(groups: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Return for each cell the number of earlier cells in its group, float64 ``(N,)``.
 
     Parameters
@@ -434,7 +436,9 @@ def _counted(groups: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return counted
 
 
-def _in_environments(environments: np.ndarray | pd.Series | None, held_out: Sequence[object], n: int) -> np.ndarray:
+def _held_out_environment_mask(
+    environments: np.ndarray | pd.Series | None, held_out: Sequence[object], n: int
+) -> np.ndarray:
     """Return a mask of the cells in held-out environments, boolean ``(n,)``.
 
     Raises
@@ -448,18 +452,18 @@ def _in_environments(environments: np.ndarray | pd.Series | None, held_out: Sequ
             msg = "held_out_environments needs environments, with a value for each cell."
             raise ValueError(msg)
         return np.zeros(n, dtype=bool)
-    codes, values = _known(environments, "environments")
+    codes, values = _factorize_labels(environments, "environments")
     if len(codes) != n:
         msg = f"There are {n} labels and {len(codes)} environments: give one of each for a cell."
         raise ValueError(msg)
-    mask = np.isin(codes, _places(values, each(held_out), "is in the held-out environment"))
+    mask = np.isin(codes, _positions_of_names(values, as_list(held_out), "is in the held-out environment"))
     if mask.all():
         msg = "All environments are held out: leave at least one to train on."
         raise ValueError(msg)
     return mask
 
 
-def _known(given: np.ndarray | pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
+def _factorize_labels(given: np.ndarray | pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the code of each value, and the sorted distinct values.
 
     Because the values are sorted, the codes do not depend on the order of the cells.
@@ -473,12 +477,15 @@ def _known(given: np.ndarray | pd.Series, name: str) -> tuple[np.ndarray, np.nda
     codes, values = pd.factorize(np.asarray(given), sort=True)
     missing = np.flatnonzero(codes < 0)
     if missing.size:
-        msg = f"{name} has no value for {missing.size} of {len(codes)} cells (rows {head(missing)}): leave these out."
+        msg = (
+            f"{name} has no value for {missing.size} of {len(codes)} cells (rows {join_first(missing)}): leave these "
+            "out."
+        )
         raise ValueError(msg)
     return codes, np.asarray(values)
 
 
-def _places(values: np.ndarray | pd.Index, names: Sequence[object], said: str) -> np.ndarray:
+def _positions_of_names(values: np.ndarray | pd.Index, names: Sequence[object], said: str) -> np.ndarray:
     """Return the positions of names in an array of distinct values.
 
     Names and values are compared as text, in which whole numbers have one form: 1 equals 1.0. The last argument
@@ -493,10 +500,10 @@ def _places(values: np.ndarray | pd.Index, names: Sequence[object], said: str) -
     places = np.array([place_of.get(label_text(name), -1) for name in names], dtype=np.int64)
     if (places < 0).any():
         missing = list(names)[int(np.argmax(places < 0))]
-        msg = f"No cell {said} {missing!r}; there are: {head(sorted(map(str, values)), 20)}."
+        msg = f"No cell {said} {missing!r}; there are: {join_first(sorted(map(str, values)), 20)}."
         raise ValueError(msg)
     return places
 
 
-def _how_many(share: float, n: int) -> int:
+def _n_to_draw(share: float, n: int) -> int:
     return max(1, round(share * n)) if share else 0

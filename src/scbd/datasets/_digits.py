@@ -17,7 +17,7 @@ from scipy.ndimage import zoom
 from scbd._anndata import IMAGE_KEY
 from scbd._checks import check_choice
 from scbd._files import local_path
-from scbd.datasets._download import fetch
+from scbd.datasets._download import download_cached
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -27,7 +27,7 @@ Protocol = Literal["balanced", "authors"]
 # side of the images in pixels
 _SIZE = 32
 # colours of the red and the green environment in plots
-_PLOTTED = ("#D62728", "#2CA02C")
+_ENVIRONMENT_PLOT_COLORS = ("#D62728", "#2CA02C")
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _MNIST = {
     "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -77,7 +77,7 @@ def colored_digits(*, seed: int = 0) -> AnnData:
     split = np.empty(len(digits), dtype=object)
     for name, part in zip(("train", "validation", "test"), np.split(order, [1100, 1397]), strict=True):
         split[part] = name
-    return _table(grey, digits, split, _environments(split, seed), seed=seed)
+    return _build_digits(grey, digits, split, _draw_environments(split, seed), seed=seed)
 
 
 def colored_mnist(
@@ -160,30 +160,30 @@ def colored_mnist(
     check_choice("protocol", protocol, Protocol)
     if protocol == "authors":
         others = {"n_train": n_train, "n_test": n_test, "n_environments": n_environments, "imbalance": imbalance}
-        _check_authors(others | {"n_digits": n_digits})
+        _check_default_arguments(others | {"n_digits": n_digits})
         return _authors_mnist(_mnist_folder(path), colored=colored)
     folder = _mnist_folder(path)
     rng = np.random.default_rng(seed)
     grey, digits, split = [], [], []
     for part, wanted in (("train", n_train), ("t10k", n_test)):
-        images, labels = _official(folder, part)
+        images, labels = _read_mnist_part(folder, part)
         if wanted is not None and not 0 < wanted <= len(labels):
             msg = f"There are {len(labels):,} {part} digits, {wanted:,} were asked for."
             raise ValueError(msg)
         keep = rng.permutation(len(labels))[:wanted]
         keep = keep[labels[keep] < n_digits]
-        grey.append(_nearest(images[keep]) / np.float32(255))
+        grey.append(_resize_nearest(images[keep]) / np.float32(255))
         digits.append(labels[keep])
-        n_first = round(TRAIN_SHARE * len(keep)) if part == "train" else 0
+        n_first = round(TRAIN_FRACTION * len(keep)) if part == "train" else 0
         rest = "validation" if part == "train" else "test"
         split.append(np.array(["train"] * n_first + [rest] * (len(keep) - n_first), dtype=object))
     parts = np.concatenate(split)
-    codes = _environments(parts, seed, n_environments, imbalance)
+    codes = _draw_environments(parts, seed, n_environments, imbalance)
     how: dict[str, Any] = {"n_environments": n_environments, "seed": seed, "colored": colored}
-    return _table(np.concatenate(grey), np.concatenate(digits), parts, codes, **how)
+    return _build_digits(np.concatenate(grey), np.concatenate(digits), parts, codes, **how)
 
 
-def _check_authors(given: dict[str, Any]) -> None:
+def _check_default_arguments(given: dict[str, Any]) -> None:
     """Raise ``ValueError`` if an argument differs from its default, which ``protocol="authors"`` does not support."""
     usual = {"n_train": None, "n_test": None, "n_environments": 2, "imbalance": 0.0, "n_digits": 10}
     if changed := [f"{name}={value!r}" for name, value in given.items() if value != usual[name]]:
@@ -193,11 +193,11 @@ def _check_authors(given: dict[str, Any]) -> None:
 
 def _authors_mnist(folder: Path, *, colored: bool) -> AnnData:
     """Load the data on which the paper's authors trained: all digits in the order of the files."""
-    (images, labels), (test_images, test_labels) = (_official(folder, part) for part in ("train", "t10k"))
-    codes, is_train = authors_draw(len(labels))
+    (images, labels), (test_images, test_labels) = (_read_mnist_part(folder, part) for part in ("train", "t10k"))
+    codes, is_train = draw_authors_split(len(labels))
     split = np.where(is_train, "train", "validation").astype(object)
-    return _table(
-        _nearest(np.concatenate([images, test_images])) / np.float32(255),
+    return _build_digits(
+        _resize_nearest(np.concatenate([images, test_images])) / np.float32(255),
         np.concatenate([labels, test_labels]),
         np.concatenate([split, np.full(len(test_labels), "test", dtype=object)]),
         np.concatenate([codes, np.full(len(test_labels), -1)]),
@@ -206,7 +206,7 @@ def _authors_mnist(folder: Path, *, colored: bool) -> AnnData:
     )
 
 
-def _official(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
+def _read_mnist_part(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
     """Read the images and labels of a part of MNIST, ``"train"`` or ``"t10k"``."""
     return read_idx(folder / f"{part}-images-idx3-ubyte.gz"), read_idx(folder / f"{part}-labels-idx1-ubyte.gz")
 
@@ -234,7 +234,9 @@ def read_idx(path: Path) -> np.ndarray:
 def _mnist_folder(path: str | os.PathLike[str] | None) -> Path:
     if path is None:
         files = [
-            fetch(_MNIST_URL + name, checksum=checksum, folder="mnist", licence="by no stated terms (LeCun et al.)")
+            download_cached(
+                _MNIST_URL + name, checksum=checksum, folder="mnist", licence="by no stated terms (LeCun et al.)"
+            )
             for name, checksum in _MNIST.items()
         ]
         return files[0].parent
@@ -246,13 +248,13 @@ def _mnist_folder(path: str | os.PathLike[str] | None) -> Path:
     return folder
 
 
-def _nearest(images: np.ndarray) -> np.ndarray:
+def _resize_nearest(images: np.ndarray) -> np.ndarray:
     """Resize square images to 32 pixels by nearest neighbour."""
     index = np.arange(_SIZE) * images.shape[1] // _SIZE
     return images[:, index][:, :, index]
 
 
-def _environments(split: np.ndarray, seed: int, n: int = 2, imbalance: float = 0.0) -> np.ndarray:
+def _draw_environments(split: np.ndarray, seed: int, n: int = 2, imbalance: float = 0.0) -> np.ndarray:
     """Draw the environment code of each digit; -1 for test digits.
 
     Parameters
@@ -277,7 +279,7 @@ def _environments(split: np.ndarray, seed: int, n: int = 2, imbalance: float = 0
     return codes
 
 
-def _table(
+def _build_digits(
     grey: np.ndarray,
     digits: np.ndarray,
     split: np.ndarray,
@@ -291,7 +293,7 @@ def _table(
     """Build an AnnData from grey digits, painted according to their environment codes if ``colored``."""
     from anndata import AnnData
 
-    names, hues, shades = paints(n_environments, seed)
+    names, hues, shades = environment_colours(n_environments, seed)
     obs = pd.DataFrame(
         {
             "digit": pd.Categorical([str(d) for d in digits]),
@@ -304,9 +306,9 @@ def _table(
     return AnnData(
         obs=obs,
         var=pd.DataFrame(index=["red", "green", "blue"]),
-        obsm={IMAGE_KEY: painted(grey, np.asarray(digits), painted_by, hues, shades, rounded=rounded)},
+        obsm={IMAGE_KEY: paint(grey, np.asarray(digits), painted_by, hues, shades, rounded=rounded)},
         # scanpy reads plot colours here; grey stands for white, which would be invisible on paper
-        uns={"environment_colors": [*_PLOTTED, "#B0B0B0"]} if n_environments == 2 else {},
+        uns={"environment_colors": [*_ENVIRONMENT_PLOT_COLORS, "#B0B0B0"]} if n_environments == 2 else {},
     )
 
 
@@ -330,11 +332,11 @@ def colorize(grey: np.ndarray, digits: np.ndarray, environments: np.ndarray) -> 
     -------
     Images, uint8 ``(N, 3, H, W)``.
     """
-    names, hues, shades = paints(2, seed=0)
-    return painted(grey, digits, pd.Index(names).get_indexer(environments), hues, shades)
+    names, hues, shades = environment_colours(2, seed=0)
+    return paint(grey, digits, pd.Index(names).get_indexer(environments), hues, shades)
 
 
-def paints(n: int, seed: int) -> tuple[list[str], np.ndarray, np.ndarray]:
+def environment_colours(n: int, seed: int) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Return the name, the hue ``(n, 3)`` and the paleness of each digit ``(n, 10)`` for ``n`` environments."""
     pale = np.arange(10) / 10
     # with two environments: red and green, a third of the colour circle apart, as published
@@ -344,7 +346,7 @@ def paints(n: int, seed: int) -> tuple[list[str], np.ndarray, np.ndarray]:
     return ["red", "green"] if n == 2 else [f"hue_{k}" for k in range(n)], hues, shades
 
 
-def painted(
+def paint(
     grey: np.ndarray,
     digits: np.ndarray,
     environments: np.ndarray,
@@ -367,10 +369,10 @@ def painted(
 
 
 # fraction of the 60,000 official training digits used for training; the others are for validation
-TRAIN_SHARE = 0.8
+TRAIN_FRACTION = 0.8
 
 
-def authors_draw(n: int) -> tuple[np.ndarray, np.ndarray]:
+def draw_authors_split(n: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw environments and training split of the training digits exactly as the paper's authors did.
 
     Parameters
@@ -389,5 +391,5 @@ def authors_draw(n: int) -> tuple[np.ndarray, np.ndarray]:
 
     codes = torch.randint(0, 2, (n,), generator=torch.Generator().manual_seed(0)).numpy()
     is_train = np.zeros(n, dtype=bool)
-    is_train[np.random.RandomState(0).choice(n, round(TRAIN_SHARE * n), replace=False)] = True
+    is_train[np.random.RandomState(0).choice(n, round(TRAIN_FRACTION * n), replace=False)] = True
     return codes, is_train

@@ -8,7 +8,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 
-def fetch(url: str, *, checksum: str, folder: str, licence: str) -> Path:
+def download_cached(url: str, *, checksum: str, folder: str, licence: str) -> Path:
     """Download a file, or return its path if it is already in the user's cache.
 
     Parameters

@@ -14,14 +14,14 @@ from typing import Literal
 import pandas as pd
 
 from scbd._files import check_file
-from scbd.datasets._download import fetch
+from scbd.datasets._download import download_cached
 
 # accepted names of columns with genes, and with sets of genes; in lower-case letters, other characters removed
 _GENES = ("gene", "genes", "genename", "genesymbol", "symbol", "hgncsymbol", "target")
 _SETS = ("group", "complex", "complexname", "set", "geneset", "pathway", "pathwayname")
 _GROUPS = (*_SETS, "term", "source", "cluster")
 # maximum fraction of sets that may have the same genes as another set
-_ALIKE = 0.5
+_MAX_DUPLICATE_FRACTION = 0.5
 _CORUM = {
     "url": "https://mips.helmholtz-muenchen.de/corum/download/releases/old/allComplexes_v3.0.txt",
     "checksum": "sha256:833a2b73db8d745070daf86c22c9ca5c844a33483f4a15aaed4c4c80dbafe521",
@@ -71,10 +71,10 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
     >>> net = scbd.datasets.corum("coreComplexes.txt")  # or a file of yours  # doctest: +SKIP
     """
     if path is None:
-        path = fetch(**_CORUM, folder="networks")
+        path = download_cached(**_CORUM, folder="networks")
     path = check_file(path)
     with path.open(encoding="utf-8") as file:
-        header = [_plain(name) for name in file.readline().rstrip("\n").split("\t")]
+        header = [_normalise_column_name(name) for name in file.readline().rstrip("\n").split("\t")]
     if len(header) == 2:
         return gene_sets(path)
     # 3.0: ComplexID, ComplexName, Organism, subunits(Gene name); 5.x: complex_id, …, subunits_gene_name
@@ -90,7 +90,7 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
     name, genes = table[wanted["name"]], table[wanted["genes"]].str.split(";")
     # different complexes may have the same name: append the identifier to keep them separate
     name = name.where(~name.duplicated(keep=False), name + " [" + table[wanted["id"]] + "]")
-    return _tidy(pd.DataFrame({"source": name, "target": genes}).explode("target"), "sets")
+    return _finish_network(pd.DataFrame({"source": name, "target": genes}).explode("target"), "sets")
 
 
 def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -133,9 +133,9 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
         raise ValueError(msg)
     mark = "," if path.suffix.lower() == ".csv" else "\t"
     header = [name.strip().strip('"') for name in lines[0].split(mark)]
-    genes = [name for name in header if _plain(name) in _GENES]
+    genes = [name for name in header if _normalise_column_name(name) in _GENES]
     if genes and len(header) > 1:
-        return _of_table(path, mark, header, genes)
+        return _read_gene_table(path, mark, header, genes)
     rows, names = [], []
     for number, line in enumerate(lines, start=1):
         name, tab, members = line.partition("\t")
@@ -149,20 +149,20 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
         rows += [(name, gene) for gene in found]
     for place, what in enumerate(("name", "genes")):
         words = pd.Series([pair[place] for pair in names])
-        if words.duplicated(keep=False).mean() > (0 if place == 0 else _ALIKE):
+        if words.duplicated(keep=False).mean() > (0 if place == 0 else _MAX_DUPLICATE_FRACTION):
             several = words[words.duplicated()].iloc[0]
             msg = (
                 f"{path} is no list of sets: several lines have the {what} {several!r}. Give a line to each set, or a "
                 "table of genes and groups, whose first line calls the columns (gene, complex)."
             )
             raise ValueError(msg)
-    return _tidy(pd.DataFrame(rows, columns=["source", "target"]), "sets")
+    return _finish_network(pd.DataFrame(rows, columns=["source", "target"]), "sets")
 
 
-def _of_table(path: Path, mark: str, header: list[str], genes: list[str]) -> pd.DataFrame:
+def _read_gene_table(path: Path, mark: str, header: list[str], genes: list[str]) -> pd.DataFrame:
     """Read sets from a table with a column of genes and a column of groups."""
     others = [name for name in header if name not in genes]
-    groups = others if len(others) == 1 else [name for name in others if _plain(name) in _GROUPS]
+    groups = others if len(others) == 1 else [name for name in others if _normalise_column_name(name) in _GROUPS]
     if len(genes) > 1 or len(groups) != 1:
         msg = (
             f"{path} is a table of {', '.join(header)}, of which {'no' if not groups else 'no single'} column is known "
@@ -172,7 +172,7 @@ def _of_table(path: Path, mark: str, header: list[str], genes: list[str]) -> pd.
     table = pd.read_csv(path, sep=mark, dtype=str, keep_default_na=False).rename(columns=str.strip)
     found = table[[groups[0], genes[0]]].set_axis(["source", "target"], axis=1)
     found["target"] = found["target"].str.split(r"[\s,;|]+", regex=True)
-    return _tidy(found.explode("target"), "sets")
+    return _finish_network(found.explode("target"), "sets")
 
 
 def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -208,7 +208,7 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     if table.shape[1] < 2:
         msg = f"{path} has {table.shape[1]} column: pairs are a CSV of two columns of genes."
         raise ValueError(msg)
-    if any(_plain(name) in _SETS for name in table.columns[:2]):
+    if any(_normalise_column_name(name) in _SETS for name in table.columns[:2]):
         msg = f"{path} is a table of {table.columns[0]} and {table.columns[1]}, not of pairs: read it with gene_sets."
         raise ValueError(msg)
     if set(table.columns[:2]) <= {*table.iloc[:, 0], *table.iloc[:, 1]}:  # no column names: the first line is a pair
@@ -216,14 +216,14 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     first, second = table.iloc[:, 0].str.strip(), table.iloc[:, 1].str.strip()
     swap = first > second
     source, target = first.mask(swap, second), second.mask(swap, first)
-    return _tidy(pd.DataFrame({"source": source, "target": target})[first != second], "pairs")
+    return _finish_network(pd.DataFrame({"source": source, "target": target})[first != second], "pairs")
 
 
-def _plain(column: str) -> str:
+def _normalise_column_name(column: str) -> str:
     return re.sub(r"[^a-z]", "", column.lower())
 
 
-def _tidy(net: pd.DataFrame, kind: Literal["pairs", "sets"]) -> pd.DataFrame:
+def _finish_network(net: pd.DataFrame, kind: Literal["pairs", "sets"]) -> pd.DataFrame:
     net = net.assign(target=net["target"].str.strip())
     net = net[net["target"] != ""].drop_duplicates().reset_index(drop=True)
     net.attrs["kind"] = kind

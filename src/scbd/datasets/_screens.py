@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from scbd._anndata import IMAGE_KEY
-from scbd._checks import check_count, head
+from scbd._checks import check_count, join_first
 from scbd._files import local_path, progress_bar
-from scbd.data._formats import read_frame
+from scbd.data._formats import read_table_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 CONTROL = "nontargeting"
 _CHANNELS = ["dna_damage", "actin", "dna", "tubulin"]
 # minimum size of a crop in bytes: 4 channels of 96 × 96 pixels, uint16
-_BYTES = 4 * 96 * 96 * 2
+_MIN_CROP_BYTES = 4 * 96 * 96 * 2
 # crops read at once
-_BLOCK = 1000
+_CROPS_PER_READ = 1000
 _WITH_GUIDES = "write a screen with a table that has sgRNA (read_crops(path, table=…))"
 
 
@@ -100,23 +100,23 @@ def funk22(
     """
     from anndata import AnnData
 
-    from scbd.data._readers import LMDBSource, open_lmdb, parsed_keys
+    from scbd.data._readers import LMDBSource, open_lmdb, parse_keys
 
     path = local_path(path)
     if n_cells is not None:
         check_count("n_cells", n_cells)
     genes = [genes] if isinstance(genes, str) else genes
     if path.suffix in (".h5ad", ".zarr"):
-        return _of_screen(path, n_cells, genes, seed, guides=guides)
+        return _read_screen(path, n_cells, genes, seed, guides=guides)
     with open_lmdb(path) as database, database.begin() as transaction:
         if genes is None:  # with genes, the number is known only after reading all keys, which takes minutes
             n = transaction.stat()["entries"]
-            _check_memory(path, min(n, n if n_cells is None else n_cells), _BYTES)
-        keys = _chosen_keys(path, transaction, n_cells, genes, seed)
+            _check_memory(path, min(n, n if n_cells is None else n_cells), _MIN_CROP_BYTES)
+        keys = _select_keys(path, transaction, n_cells, genes, seed)
     if not keys:
         msg = f"{path} has no cell."
         raise ValueError(msg)
-    obs = parsed_keys(keys)
+    obs = parse_keys(keys)
     if guides and "sgRNA" not in obs:
         msg = f"The crops of {path} do not name their guides: {_WITH_GUIDES}, and give its path."
         raise ValueError(msg)
@@ -124,24 +124,24 @@ def funk22(
     _check_memory(path, len(keys), math.prod(source.shape[1:]) * source.dtype.itemsize)
     images = np.empty(source.shape, source.dtype)
     with progress_bar("Reading crops", len(keys)) as bar:
-        for start in range(0, len(keys), _BLOCK):
-            part = images[start : start + _BLOCK]
-            source.read(slice(start, start + _BLOCK), out=part)
+        for start in range(0, len(keys), _CROPS_PER_READ):
+            part = images[start : start + _CROPS_PER_READ]
+            source.read(slice(start, start + _CROPS_PER_READ), out=part)
             bar.update(len(part))
     return AnnData(obs=obs, var=pd.DataFrame(index=_CHANNELS), obsm={IMAGE_KEY: images})
 
 
-def _chosen_keys(
+def _select_keys(
     path: Path, transaction: Any, n_cells: int | None, genes: Sequence[str] | None, seed: int
 ) -> list[bytes]:
     """Return the keys of the selected cells in the order of the database, so that the disk is read sequentially."""
-    from scbd.data._readers import parsed_key
+    from scbd.data._readers import parse_key
 
     rng = np.random.default_rng(seed)
     names = transaction.cursor().iternext(keys=True, values=False)
     if genes is not None:
         wanted = {CONTROL, *genes}
-        found = [(gene, key) for key in map(bytes, names) if (gene := parsed_key(key)[4]) in wanted]
+        found = [(gene, key) for key in map(bytes, names) if (gene := parse_key(key)[4]) in wanted]
         _check_genes(path, genes, {gene for gene, _ in found})
         keys = [key for _, key in found]
         if n_cells is None or n_cells >= len(keys):
@@ -155,7 +155,7 @@ def _chosen_keys(
     return [bytes(key) for key, taken in zip(names, chosen, strict=True) if taken]
 
 
-def _of_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, seed: int, *, guides: bool) -> AnnData:
+def _read_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, seed: int, *, guides: bool) -> AnnData:
     """Open a screen without loading images, or load a subset of its cells into memory."""
     from anndata import AnnData
 
@@ -182,13 +182,13 @@ def _of_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, see
 def _check_genes(path: Path, asked: Sequence[str], there: set[str]) -> None:
     """Raise ``ValueError`` if a requested gene has no cell."""
     if missing := [gene for gene in dict.fromkeys(asked) if gene not in there]:
-        msg = f"{path} has no cell of {len(missing)} of the genes asked for ({head(missing)}): leave them out."
+        msg = f"{path} has no cell of {len(missing)} of the genes asked for ({join_first(missing)}): leave them out."
         raise ValueError(msg)
 
 
 def _check_memory(path: Path, n: int, n_bytes: int) -> None:
     """Raise ``ValueError`` if ``n`` crops of ``n_bytes`` each exceed the memory of this machine."""
-    needed, there = n * n_bytes, _memory()
+    needed, there = n * n_bytes, _total_memory()
     if needed > there:
         msg = (
             f"{n:,} crops of {path} take {needed / 2**30:,.0f} GiB of memory, this machine has "
@@ -198,12 +198,12 @@ def _check_memory(path: Path, n: int, n_bytes: int) -> None:
         raise ValueError(msg)
 
 
-def _memory() -> int:
+def _total_memory() -> int:
     """Return the total memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-_CPJUMP1 = (
+_CPJUMP1_COLUMNS = (
     "Metadata_Plate Metadata_Well Metadata_broad_sample Metadata_pert_iname Metadata_control_type Metadata_gene "
     "Metadata_smiles Metadata_moa Metadata_hours"
 ).split()
@@ -253,17 +253,21 @@ def cpjump1(path: str | os.PathLike[str]) -> AnnData:
     """
     from anndata import AnnData
 
-    table = read_frame(path)
-    if missing := [column for column in _CPJUMP1 if column not in table]:
+    table = read_table_file(path)
+    if missing := [column for column in _CPJUMP1_COLUMNS if column not in table]:
         msg = f"{path} lacks the columns {', '.join(missing)}; it has {', '.join(map(str, table.columns[:8]))}."
         raise ValueError(msg)
-    features = [column for column in table if column not in _CPJUMP1]
+    features = [column for column in table if column not in _CPJUMP1_COLUMNS]
     words = [column for column in features if table[column].dtype.kind not in "fiub"]
     if words or not features:
         msg = f"{path} has {f'columns that are no features: {words[:5]}' if words else 'no feature'}."
         raise ValueError(msg)
-    obs = table[_CPJUMP1].astype({column: "category" for column in _CPJUMP1 if table[column].dtype.kind == "O"})
-    obs.index = [f"{plate}_{well}" for plate, well in zip(table[_CPJUMP1[0]], table[_CPJUMP1[1]], strict=True)]
+    obs = table[_CPJUMP1_COLUMNS].astype(
+        {column: "category" for column in _CPJUMP1_COLUMNS if table[column].dtype.kind == "O"}
+    )
+    obs.index = [
+        f"{plate}_{well}" for plate, well in zip(table[_CPJUMP1_COLUMNS[0]], table[_CPJUMP1_COLUMNS[1]], strict=True)
+    ]
     wells = AnnData(X=table[features].to_numpy(np.float32, copy=True), obs=obs)
     wells.var_names = features
     return wells

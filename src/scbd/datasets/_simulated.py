@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 # (rows, columns) of a plate, by its number of wells
-SHAPES = {6: (2, 3), 24: (4, 6), 96: (8, 12), 384: (16, 24), 1536: (32, 48)}
+PLATE_SHAPES = {6: (2, 3), 24: (4, 6), 96: (8, 12), 384: (16, 24), 1536: (32, 48)}
 # properties of a position that change the images: row, column, and whether it is at the edge
-LAYOUT = ("down", "across", "edge")
+POSITION_EFFECTS = ("down", "across", "edge")
 
 
 def add_layout(wells: pd.DataFrame, shape: tuple[int, int]) -> pd.DataFrame:
@@ -30,7 +30,7 @@ def add_layout(wells: pd.DataFrame, shape: tuple[int, int]) -> pd.DataFrame:
     """
     row, column = wells["row"], wells["column"]
     edge = np.minimum.reduce([row, column, shape[0] - 1 - row, shape[1] - 1 - column]) == 0
-    for name, values in zip(LAYOUT, (row, column, edge), strict=True):
+    for name, values in zip(POSITION_EFFECTS, (row, column, edge), strict=True):
         wells[name] = (values - values.mean()) / (values.std() or 1)
     return wells
 
@@ -55,7 +55,9 @@ PHENOTYPES = {
 }
 
 
-def draw(rng: np.random.Generator, parameters: np.ndarray, size: int, centre: np.ndarray | float = 0.0) -> np.ndarray:
+def draw_ideal_images(
+    rng: np.random.Generator, parameters: np.ndarray, size: int, centre: np.ndarray | float = 0.0
+) -> np.ndarray:
     """Draw noise-free images ``(n, 4, size, size)`` of cells; the brightest intensities are about 1.
 
     Parameters
@@ -99,10 +101,10 @@ def draw(rng: np.random.Generator, parameters: np.ndarray, size: int, centre: np
 
 
 # maximum number of neighbours of a cell; smallest and largest distance of a neighbour, in units of half an image side
-_AROUND, _NEAREST, _FARTHEST = 6, 1.1, 1.7
+_MAX_NEIGHBOURS, _MIN_DISTANCE, _MAX_DISTANCE = 6, 1.1, 1.7
 
 
-def neighbours_of(rng: np.random.Generator, well: np.ndarray, mean: np.ndarray) -> np.ndarray:
+def draw_neighbours(rng: np.random.Generator, well: np.ndarray, mean: np.ndarray) -> np.ndarray:
     """Draw the neighbours of each cell from all cells of its well.
 
     Parameters
@@ -120,9 +122,9 @@ def neighbours_of(rng: np.random.Generator, well: np.ndarray, mean: np.ndarray) 
     """
     order = np.argsort(well, kind="stable")
     first, count = np.searchsorted(well[order], well), np.bincount(well)[well]
-    which, there = rng.random((2, len(well), _AROUND))
+    which, there = rng.random((2, len(well), _MAX_NEIGHBOURS))
     found = order[first[:, None] + (which * count[:, None]).astype(int)]
-    return np.where(_AROUND * there < mean[:, None], found, -1)
+    return np.where(_MAX_NEIGHBOURS * there < mean[:, None], found, -1)
 
 
 def add_neighbours(rng: np.random.Generator, images: np.ndarray, around: np.ndarray, parameters: np.ndarray) -> None:
@@ -135,16 +137,16 @@ def add_neighbours(rng: np.random.Generator, images: np.ndarray, around: np.ndar
     images
         Images of the cells, ``(n, 4, size, size)``.
     around
-        Neighbours of the cells, ``(n, 6)``, see :func:`neighbours_of`.
+        Neighbours of the cells, ``(n, 6)``, see :func:`draw_neighbours`.
     parameters
         Phenotypes of all cells of the screen, ``(n_cells, 8)``.
     """
     turned = rng.uniform(0, 2 * np.pi, len(images))
     for place, other in enumerate(around.T):
         rows = np.flatnonzero(other >= 0)
-        angle = turned[rows] + 2 * np.pi / _AROUND * (place + rng.uniform(-0.25, 0.25, len(rows)))
-        centre = rng.uniform(_NEAREST, _FARTHEST, len(rows)) * np.stack([np.cos(angle), np.sin(angle)])
-        images[rows] += draw(rng, parameters[other[rows]], images.shape[-1], centre)
+        angle = turned[rows] + 2 * np.pi / _MAX_NEIGHBOURS * (place + rng.uniform(-0.25, 0.25, len(rows)))
+        centre = rng.uniform(_MIN_DISTANCE, _MAX_DISTANCE, len(rows)) * np.stack([np.cos(angle), np.sin(angle)])
+        images[rows] += draw_ideal_images(rng, parameters[other[rows]], images.shape[-1], centre)
 
 
 def _disk(radius: np.ndarray, sharpness: float) -> np.ndarray:
@@ -161,7 +163,7 @@ def photograph(rng: np.random.Generator, images: np.ndarray, wells: pd.DataFrame
     images
         Noise-free images, ``(n, 4, side, side)``, of a single cell or of several; overwritten.
     wells
-        Properties of the well of each image, one row per image, see :func:`looks`.
+        Properties of the well of each image, one row per image, see :func:`draw_well_properties`.
     size
         Side in pixels of the image of a single cell; it sets the scale of the blur.
 
@@ -189,7 +191,7 @@ def photograph(rng: np.random.Generator, images: np.ndarray, wells: pd.DataFrame
 
 
 # standard deviations of the effects of plates and positions at strength 1; tilts are added, all others are logarithms
-_STAIN = {
+_EFFECT_SDS = {
     **{f"gain_{channel}": 0.3 for channel in CHANNELS},
     "tilt_x": 0.3,
     "tilt_y": 0.3,
@@ -198,21 +200,21 @@ _STAIN = {
 }
 
 
-def places(n_wells: int, plate_wells: int | None) -> pd.DataFrame:
+def place_wells(n_wells: int, plate_wells: int | None) -> pd.DataFrame:
     """Return the place of each well: ``plate``; with a layout also ``row``, ``column`` (from 1) and ``position``."""
     number = np.arange(n_wells)
     if plate_wells is None:
         names = [f"P{i // 6 + 1}_W{i % 6 + 1}" for i in number]
         return pd.DataFrame({"plate": [f"P{i // 6 + 1}" for i in number]}, index=names)
     # wells of a plate are filled row by row
-    row, column = np.divmod(number % plate_wells, SHAPES[plate_wells][1])
+    row, column = np.divmod(number % plate_wells, PLATE_SHAPES[plate_wells][1])
     plate = [f"P{i // plate_wells + 1}" for i in number]
     frame = pd.DataFrame({"plate": plate, "row": row + 1, "column": column + 1})
     frame["position"] = [well_name(*place) for place in zip(row, column, strict=True)]
     return frame.set_index(frame["plate"] + "_" + frame["position"]).rename_axis(None)
 
 
-def looks(
+def draw_well_properties(
     rng: np.random.Generator,
     more: np.random.Generator,
     places: pd.DataFrame,
@@ -229,7 +231,7 @@ def looks(
         Random generator of all other effects, which were added to the simulation later. A separate generator keeps
         screens of earlier versions unchanged.
     places
-        Place of each well, see :func:`places`.
+        Place of each well, see :func:`place_wells`.
     plate_wells
         Number of wells per plate; `None` if plates have no layout.
     effects
@@ -240,14 +242,14 @@ def looks(
     One row per well: stain gains, tilt of the illumination, ``blur``, ``background``, ``gamma``, ``saturation``,
     ``density``.
     """
-    wells = _own(rng, places.index, effects["well_effect"])
+    wells = _draw_well_effects(rng, places.index, effects["well_effect"])
     plate = pd.factorize(places["plate"])[0]
-    shared = effects["plate_effect"] * more.normal(size=(plate.max() + 1, len(_STAIN)))[plate]
+    shared = effects["plate_effect"] * more.normal(size=(plate.max() + 1, len(_EFFECT_SDS)))[plate]
     if plate_wells is not None:
-        layout = add_layout(places[["row", "column"]] - 1, SHAPES[plate_wells])[list(LAYOUT)].to_numpy()
-        loadings = more.normal(size=(len(LAYOUT), len(_STAIN))) / np.sqrt(len(LAYOUT))
+        layout = add_layout(places[["row", "column"]] - 1, PLATE_SHAPES[plate_wells])[list(POSITION_EFFECTS)].to_numpy()
+        loadings = more.normal(size=(len(POSITION_EFFECTS), len(_EFFECT_SDS))) / np.sqrt(len(POSITION_EFFECTS))
         shared = shared + effects["position_effect"] * layout @ loadings
-    for name, by in zip(_STAIN, (shared * list(_STAIN.values())).T, strict=True):
+    for name, by in zip(_EFFECT_SDS, (shared * list(_EFFECT_SDS.values())).T, strict=True):
         wells[name] = wells[name] + by if name.startswith("tilt") else wells[name] * np.exp(by)
     camera, crowd = effects["camera_effect"], effects["density_effect"]
     wells["blur"] *= np.exp(0.5 * camera * more.normal(size=len(wells)))
@@ -257,7 +259,7 @@ def looks(
     return wells
 
 
-def _own(rng: np.random.Generator, names: pd.Index, strength: float) -> pd.DataFrame:
+def _draw_well_effects(rng: np.random.Generator, names: pd.Index, strength: float) -> pd.DataFrame:
     """Draw stain, illumination, focus and background of each well, independently of all other wells."""
     n = len(names)
     columns = {f"gain_{channel}": np.exp(0.3 * strength * rng.normal(size=n)) for channel in CHANNELS}
@@ -267,7 +269,7 @@ def _own(rng: np.random.Generator, names: pd.Index, strength: float) -> pd.DataF
     return pd.DataFrame(columns, index=names)
 
 
-def strengths(more: np.random.Generator, wells: pd.DataFrame, interaction: float) -> pd.DataFrame:
+def phenotype_strengths(more: np.random.Generator, wells: pd.DataFrame, interaction: float) -> pd.DataFrame:
     """Compute how strongly each phenotype is expressed in each well, a factor ``(wells, phenotypes)``.
 
     The factor depends on the appearance of the well, by random weights.
@@ -279,7 +281,7 @@ def strengths(more: np.random.Generator, wells: pd.DataFrame, interaction: float
     )
 
 
-def drawn_parameters(shown: np.ndarray, density: np.ndarray | float) -> np.ndarray:
+def apply_density(shown: np.ndarray, density: np.ndarray | float) -> np.ndarray:
     """Compute the phenotypes to draw, ``(n, phenotypes)``, from log-phenotypes and the density of the cells' wells."""
     parameters = np.exp(shown)
     # cells are smaller in crowded wells; the effect on nuclei is weaker
@@ -295,7 +297,7 @@ def _standardised(values: np.ndarray) -> np.ndarray:
     return np.where(varies, (values - values.mean(0)) / np.where(varies, sd, 1), 0)
 
 
-def phenotypes_of(
+def draw_phenotypes(
     rng: np.random.Generator,
     more: np.random.Generator,
     n_complexes: int,
@@ -335,7 +337,7 @@ def phenotypes_of(
     return pd.DataFrame(values, index=index, columns=list(PHENOTYPES)), pd.Series([*complexes, "none"], index=index)
 
 
-def guides_of(rng: np.random.Generator, genes: list[str], guides_per_gene: int) -> pd.DataFrame:
+def draw_guides(rng: np.random.Generator, genes: list[str], guides_per_gene: int) -> pd.DataFrame:
     """Build the library: one row per guide with its gene, its name and its knockdown efficacy (0.5 to 1).
 
     There are twice ``guides_per_gene`` guides for ``"nontargeting"``.
@@ -351,7 +353,7 @@ def guides_of(rng: np.random.Generator, genes: list[str], guides_per_gene: int) 
     )
 
 
-def cells_of(rng: np.random.Generator, n_cells: int, library: pd.DataFrame, control_fraction: float) -> pd.DataFrame:
+def draw_cells(rng: np.random.Generator, n_cells: int, library: pd.DataFrame, control_fraction: float) -> pd.DataFrame:
     """Draw the guide of each cell and return the guide's row of the library, one row per cell.
 
     Guides have unequal abundances, as in a real library. Each guide has at least one cell.
@@ -365,7 +367,7 @@ def cells_of(rng: np.random.Generator, n_cells: int, library: pd.DataFrame, cont
     return library.iloc[guide].set_index(pd.Index([f"cell_{i}" for i in range(n_cells)]))
 
 
-def wells_of_cells(
+def assign_wells(
     rng: np.random.Generator,
     more: np.random.Generator,
     genes: pd.Categorical,
@@ -428,12 +430,12 @@ HARD_SCREEN: dict[str, Any] = {
     "well_imbalance": 0.3,
 }
 # arguments of simulated_screen, by the range that is checked: counts, numbers of at least 0, fractions from 0 to 1
-_COUNTS = ("n_complexes", "genes_per_complex", "guides_per_gene", "n_wells", "n_plate_maps")
-_SIZES = (
+_COUNT_ARGUMENTS = ("n_complexes", "genes_per_complex", "guides_per_gene", "n_wells", "n_plate_maps")
+_NONNEGATIVE_ARGUMENTS = (
     *("effect_size", "effect_spread", "interaction", "well_effect", "plate_effect", "position_effect"),
     *("camera_effect", "density_effect", "well_imbalance", "neighbours"),
 )
-_SHARES = ("active", "confounding", "control_fraction")
+_FRACTION_ARGUMENTS = ("active", "confounding", "control_fraction")
 # images drawn at once
 _BLOCK = 512
 
@@ -615,46 +617,49 @@ def simulated_screen(
     arguments = locals()  # all arguments by name; no other local variable exists yet
     from anndata import AnnData
 
-    counts, sizes, shares = ({name: arguments[name] for name in names} for names in (_COUNTS, _SIZES, _SHARES))
+    counts, sizes, shares = (
+        {name: arguments[name] for name in names}
+        for names in (_COUNT_ARGUMENTS, _NONNEGATIVE_ARGUMENTS, _FRACTION_ARGUMENTS)
+    )
     _check(n_cells, image_size, counts, sizes, shares)
     _check_plates(plate_wells, counts, sizes | shares)
 
     rng = np.random.default_rng(seed)
     # separate generator for effects added later, so that screens of earlier versions are unchanged
     more = rng.spawn(1)[0]
-    phenotypes, complexes = phenotypes_of(rng, more, n_complexes, genes_per_complex, sizes | shares)
-    guides = guides_of(rng, list(phenotypes.index), guides_per_gene)
-    where = places(n_wells, plate_wells)
-    wells = looks(rng, more, where, plate_wells, sizes)
-    cells = cells_of(rng, n_cells, guides, control_fraction)
+    phenotypes, complexes = draw_phenotypes(rng, more, n_complexes, genes_per_complex, sizes | shares)
+    guides = draw_guides(rng, list(phenotypes.index), guides_per_gene)
+    where = place_wells(n_wells, plate_wells)
+    wells = draw_well_properties(rng, more, where, plate_wells, sizes)
+    cells = draw_cells(rng, n_cells, guides, control_fraction)
     genes = pd.Categorical(cells["gene"], phenotypes.index)
     density, plate = wells["density"].to_numpy(), pd.factorize(where["plate"])[0]
-    well = wells_of_cells(rng, more, genes, density, plate, arguments)
-    strength = strengths(more, wells, interaction)
+    well = assign_wells(rng, more, genes, density, plate, arguments)
+    strength = phenotype_strengths(more, wells, interaction)
 
     mean = phenotypes.to_numpy()[genes.codes] * cells["efficacy"].to_numpy()[:, None] * strength.to_numpy()[well]
     sd = np.array(list(PHENOTYPES.values()))
     shown = mean + rng.normal(size=mean.shape) * sd
-    parameters = drawn_parameters(shown, density[well])
-    around = neighbours_of(more, well, neighbours * density[well]) if neighbours else None
+    parameters = apply_density(shown, density[well])
+    around = draw_neighbours(more, well, neighbours * density[well]) if neighbours else None
     images = np.empty((n_cells, len(CHANNELS), image_size, image_size), dtype=np.uint8)
     for start in range(0, n_cells, _BLOCK):
         rows = slice(start, start + _BLOCK)
-        drawn = draw(rng, parameters[rows], image_size)
+        drawn = draw_ideal_images(rng, parameters[rows], image_size)
         if around is not None:
             add_neighbours(more, drawn, around[rows], parameters)
         images[rows] = photograph(rng, drawn, wells.iloc[well[rows]], image_size)
     truth = {"phenotypes": phenotypes, "efficacy": guides.set_index("sgRNA")[["efficacy"]], "wells": wells}
     truth |= {"strengths": strength, "network": _network(complexes)}
     return AnnData(
-        obs=_obs(cells.assign(complex=cells["gene"].map(complexes)), where, well),
+        obs=_build_obs(cells.assign(complex=cells["gene"].map(complexes)), where, well),
         var=pd.DataFrame(index=list(CHANNELS)),
         obsm={IMAGE_KEY: images, "X_oracle": (shown / sd).astype(np.float32)},
         uns={"truth": truth},
     )
 
 
-def _obs(cells: pd.DataFrame, where: pd.DataFrame, well: np.ndarray) -> pd.DataFrame:
+def _build_obs(cells: pd.DataFrame, where: pd.DataFrame, well: np.ndarray) -> pd.DataFrame:
     """Build ``obs``: guide, gene, complex and place of each cell; categorical, except integer rows and columns."""
     here = where.rename_axis("well").reset_index().iloc[well].set_index(cells.index)
     obs = cells[["gene", "sgRNA", "complex"]].join(here)
@@ -675,8 +680,8 @@ def _check(
         check_count(name, n)
     for name, size in sizes.items():
         check_number(name, size)
-    if sizes["neighbours"] > _AROUND:
-        msg = f"neighbours={sizes['neighbours']}: no more than {_AROUND} cells fit around one."
+    if sizes["neighbours"] > _MAX_NEIGHBOURS:
+        msg = f"neighbours={sizes['neighbours']}: no more than {_MAX_NEIGHBOURS} cells fit around one."
         raise ValueError(msg)
     for name, share in shares.items():
         check_number(name, share, 1)
@@ -690,8 +695,8 @@ def _check(
 
 
 def _check_plates(plate_wells: int | None, counts: Mapping[str, int], effects: Mapping[str, float]) -> None:
-    if plate_wells is not None and plate_wells not in SHAPES:
-        msg = f"plate_wells={plate_wells}: plates have {', '.join(map(str, SHAPES))} wells; None for no layout."
+    if plate_wells is not None and plate_wells not in PLATE_SHAPES:
+        msg = f"plate_wells={plate_wells}: plates have {', '.join(map(str, PLATE_SHAPES))} wells; None for no layout."
         raise ValueError(msg)
     if effects["position_effect"] and plate_wells is None:
         msg = "position_effect needs plates that have positions: give plate_wells, such as 24."

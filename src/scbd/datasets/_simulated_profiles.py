@@ -8,18 +8,18 @@ import numpy as np
 import pandas as pd
 
 from scbd._checks import check_count, check_number
-from scbd._linear_maps import discriminants, whitening
-from scbd.datasets._simulated import LAYOUT, SHAPES, add_layout, well_name
+from scbd._linear_maps import discriminant_axes, whitening_matrix
+from scbd.datasets._simulated import PLATE_SHAPES, POSITION_EFFECTS, add_layout, well_name
 
 if TYPE_CHECKING:
     from anndata import AnnData
 
 # (rows, columns) of the plates that may be simulated, from small to large
-_PLATES = [SHAPES[n] for n in (96, 384, 1536)]
+_PLATES = [PLATE_SHAPES[n] for n in (96, 384, 1536)]
 # number of directions in feature space along which perturbations differ, and along which plates and wells differ
-_PHENOTYPES, _STAINS = 16, 8
+_N_PERTURBATION_DIRECTIONS, _N_PLATE_DIRECTIONS = 16, 8
 # fraction of the variance of genes' effects that is common to the genes of a complex
-_SHARED = 0.8
+_COMPLEX_VARIANCE_FRACTION = 0.8
 # rows simulated at once
 _BLOCK = 50_000
 
@@ -128,20 +128,25 @@ def simulated_profiles(
     counts |= {"n_features": n_features, "genes_per_complex": genes_per_complex, "n_plate_maps": n_plate_maps}
     _check(counts, sizes | {"n_controls": n_controls}, active)
     rng = np.random.default_rng(seed)
-    wells = _layout(rng, n_perturbations, n_plates, n_controls, n_plate_maps, one_layout)
+    wells = _draw_plates(rng, n_perturbations, n_plates, n_controls, n_plate_maps, one_layout)
     complexes = np.arange(n_perturbations) // genes_per_complex
     does = rng.permutation(complexes[-1] + 1)[complexes] < round(active * (complexes[-1] + 1))
 
     # directions in feature space of each effect; new plates and perturbations would differ along the same directions
-    phenotype, stain = (_directions(rng, n, n_features) for n in (_PHENOTYPES, _STAINS))
-    layout = _directions(rng, len(LAYOUT), n_features)
-    cell = _cells(rng, n_features)
-    b = np.sqrt(_SHARED) * rng.normal(size=(complexes[-1] + 1, _PHENOTYPES))[complexes]
-    b = effect_size * does[:, None] * (b + np.sqrt(1 - _SHARED) * rng.normal(size=b.shape))
+    phenotype, stain = (_draw_directions(rng, n, n_features) for n in (_N_PERTURBATION_DIRECTIONS, _N_PLATE_DIRECTIONS))
+    layout = _draw_directions(rng, len(POSITION_EFFECTS), n_features)
+    cell = _draw_cell_covariance_root(rng, n_features)
+    b = (
+        np.sqrt(_COMPLEX_VARIANCE_FRACTION)
+        * rng.normal(size=(complexes[-1] + 1, _N_PERTURBATION_DIRECTIONS))[complexes]
+    )
+    b = effect_size * does[:, None] * (b + np.sqrt(1 - _COMPLEX_VARIANCE_FRACTION) * rng.normal(size=b.shape))
     c = interaction * does[:, None] * rng.normal(size=(n_plates, *b.shape))
     plate, y = wells["plate"].to_numpy(), wells["perturbation"].to_numpy()
-    a = plate_effect * rng.normal(size=(n_plates, _STAINS))[plate] + well_effect * rng.normal(size=(len(y), _STAINS))
-    of_well = a @ stain + position_effect * wells[list(LAYOUT)].to_numpy() @ layout
+    a = plate_effect * rng.normal(size=(n_plates, _N_PLATE_DIRECTIONS))[plate] + well_effect * rng.normal(
+        size=(len(y), _N_PLATE_DIRECTIONS)
+    )
+    of_well = a @ stain + position_effect * wells[list(POSITION_EFFECTS)].to_numpy() @ layout
     of_well += np.where(y[:, None] < 0, 0, b[y] + c[plate, y]) @ phenotype
     gains = np.exp(gain_effect * rng.normal(size=(n_plates, n_features))).astype(np.float32)
 
@@ -154,8 +159,8 @@ def simulated_profiles(
 
     within = cell.T @ cell + (plate_effect**2 + well_effect**2) * stain.T @ stain
     within += position_effect**2 * layout.T @ layout + interaction**2 * does.mean() * phenotype.T @ phenotype
-    truth = _truth(b @ phenotype, complexes, does, within, effect_size**2 * does.mean() * phenotype.T @ phenotype)
-    return _table(x, wells.iloc[rows], complexes, truth)
+    truth = _build_truth(b @ phenotype, complexes, does, within, effect_size**2 * does.mean() * phenotype.T @ phenotype)
+    return _build_profiles(x, wells.iloc[rows], complexes, truth)
 
 
 def _check(counts: dict[str, int], sizes: dict[str, float], active: float) -> None:
@@ -169,7 +174,7 @@ def _check(counts: dict[str, int], sizes: dict[str, float], active: float) -> No
         raise ValueError(msg)
 
 
-def _layout(
+def _draw_plates(
     rng: np.random.Generator, n_perturbations: int, n_plates: int, n_controls: int, n_maps: int, one_layout: bool
 ) -> pd.DataFrame:
     """Draw the plates: one row per well with the codes of plate, plate map and perturbation (-1: control).
@@ -193,7 +198,7 @@ def _layout(
     return add_layout(pd.concat(parts, ignore_index=True), shape)
 
 
-def _directions(rng: np.random.Generator, n: int, n_features: int) -> np.ndarray:
+def _draw_directions(rng: np.random.Generator, n: int, n_features: int) -> np.ndarray:
     """Draw ``n`` directions in feature space, ``(n, F)``.
 
     Coordinates of variance one along the directions give each feature an expected variance of one.
@@ -201,7 +206,7 @@ def _directions(rng: np.random.Generator, n: int, n_features: int) -> np.ndarray
     return rng.normal(size=(n, n_features)) / np.sqrt(n)
 
 
-def _cells(rng: np.random.Generator, n_features: int) -> np.ndarray:
+def _draw_cell_covariance_root(rng: np.random.Generator, n_features: int) -> np.ndarray:
     """Draw a matrix ``(F, F)``, float32, that maps white noise to the variation of cells within a well.
 
     The standard deviations along the principal axes fall from 1 to 0.1 on a logarithmic scale, up to a common factor.
@@ -212,12 +217,12 @@ def _cells(rng: np.random.Generator, n_features: int) -> np.ndarray:
     return (sd[:, None] * axes / np.sqrt(np.mean(sd**2))).astype(np.float32)
 
 
-def _truth(
+def _build_truth(
     effects: np.ndarray, complexes: np.ndarray, does: np.ndarray, within: np.ndarray, between: np.ndarray
 ) -> dict[str, pd.DataFrame]:
     genes, features = [_gene(y) for y in range(len(effects))], [_feature(i) for i in range(len(within))]
-    white = whitening(within, 0.0)
-    axes = white @ discriminants(white.T @ between @ white, n_components=_PHENOTYPES, rows=1)
+    white = whitening_matrix(within, 0.0)
+    axes = white @ discriminant_axes(white.T @ between @ white, n_components=_N_PERTURBATION_DIRECTIONS, rows=1)
     components = [f"component_{i + 1}" for i in range(axes.shape[1])]
     network = pd.DataFrame({"source": [_complex(c) for c in complexes[does]], "target": np.array(genes)[does]})
     network.attrs["kind"] = "sets"
@@ -228,7 +233,9 @@ def _truth(
     }
 
 
-def _table(x: np.ndarray, wells: pd.DataFrame, complexes: np.ndarray, truth: dict[str, pd.DataFrame]) -> AnnData:
+def _build_profiles(
+    x: np.ndarray, wells: pd.DataFrame, complexes: np.ndarray, truth: dict[str, pd.DataFrame]
+) -> AnnData:
     from anndata import AnnData
 
     codes = wells["perturbation"].to_numpy()

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 # decimals to which cosines are rounded before they are compared: far coarser than the rounding error of a matrix
 # product, far finer than the differences that noise in the data causes
-_DECIMALS = 9
+_COSINE_DECIMALS = 9
 # maximum number of positives that are compared with each negative; with more, it is faster to sort the negatives
-_FEW = 16
+_MAX_POSITIVES_WITHOUT_SORTING = 16
 # maximum number of cosines, or of random numbers, that are held in memory at once
-_BLOCK = 1 << 22
+_MAX_NUMBERS_IN_MEMORY = 1 << 22
 # scores that differ by less are equal: sums of the same fractions in another order differ by rounding errors
-_ROUNDING = 1e-12
+_SCORE_TOLERANCE = 1e-12
 
 
-class Scores(NamedTuple):
+class QueryScores(NamedTuple):
     """Average precision of all queries that have at least one positive and one negative."""
 
     rows: np.ndarray
@@ -40,7 +40,7 @@ class Scores(NamedTuple):
     """Number of negatives of each query, ``(Q,)``."""
 
 
-def unit_rows(x: np.ndarray) -> np.ndarray:
+def scale_to_unit_length(x: np.ndarray) -> np.ndarray:
     """Return the rows scaled to length 1, as float64.
 
     A row of zeros stays a row of zeros, so that its cosine with any other row is 0.
@@ -57,7 +57,7 @@ def score_queries(
     gallery: np.ndarray,
     positives: Callable[[int], np.ndarray],
     negatives: Callable[[np.ndarray], np.ndarray],
-) -> Scores:
+) -> QueryScores:
     """Compute the average precision of each query, with all items ranked by their cosine with the query.
 
     Queries without a positive or without a negative are omitted from the result. Cosines are computed for a block of
@@ -80,17 +80,17 @@ def score_queries(
     """
     against = unit[gallery]
     found: list[tuple[int, float, int, int]] = []
-    size = max(1, _BLOCK // max(1, len(gallery)))
+    size = max(1, _MAX_NUMBERS_IN_MEMORY // max(1, len(gallery)))
     for start in range(0, len(queries), size):
         block = queries[start : start + size]
-        cosine, mask = rounded(unit[block] @ against.T), negatives(block)
+        cosine, mask = round_cosines(unit[block] @ against.T), negatives(block)
         for row, values, wrong in zip(block, cosine, mask, strict=True):
             right, others = positives(row), values[wrong]
             if len(right) and len(others):
-                score = average_precision(rounded(unit[right] @ unit[row]), others)
+                score = average_precision(round_cosines(unit[right] @ unit[row]), others)
                 found.append((row, score, len(right), len(others)))
     rows, scores, n_positives, n_negatives = zip(*found, strict=True) if found else ((), (), (), ())
-    return Scores(
+    return QueryScores(
         np.array(rows, dtype=np.int64),
         np.array(scores, dtype=np.float64),
         np.array(n_positives, dtype=np.int64),
@@ -109,19 +109,19 @@ def average_precision(positives: np.ndarray, negatives: np.ndarray) -> float:
         Similarities of the query to its negatives, ``(M,)``.
     """
     ranked = np.sort(positives)[::-1]
-    above, at_least = _counts_from(ranked, negatives)
+    above, at_least = _count_above_thresholds(ranked, negatives)
     tied = at_least - above
     if not tied.any():
         found = np.arange(1, len(ranked) + 1)
         return float(np.mean(found / (found + above)))
     _, first, size = np.unique(-ranked, return_index=True, return_counts=True)
-    parts = [_among_equals(p, tied[i], i, i + above[i]) for i, p in zip(first, size, strict=True)]
+    parts = [_sum_precision_of_ties(p, tied[i], i, i + above[i]) for i, p in zip(first, size, strict=True)]
     return float(sum(parts) / len(ranked))
 
 
-def _counts_from(thresholds: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _count_above_thresholds(thresholds: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Count the values above each threshold, and the values at or above each threshold."""
-    if len(thresholds) <= _FEW:
+    if len(thresholds) <= _MAX_POSITIVES_WITHOUT_SORTING:
         counts = [(np.count_nonzero(values > limit), np.count_nonzero(values >= limit)) for limit in thresholds]
         above, at_least = np.array(counts).T
         return above, at_least
@@ -131,12 +131,12 @@ def _counts_from(thresholds: np.ndarray, values: np.ndarray) -> tuple[np.ndarray
     return above, at_least
 
 
-def chance(n_positives: int, n_negatives: int) -> float:
+def expected_average_precision(n_positives: int, n_negatives: int) -> float:
     """Compute the expected average precision of a random order."""
-    return _among_equals(n_positives, n_negatives, 0, 0) / n_positives
+    return _sum_precision_of_ties(n_positives, n_negatives, 0, 0) / n_positives
 
 
-def _among_equals(n_positives: int, n_negatives: int, positives_above: int, all_above: int) -> float:
+def _sum_precision_of_ties(n_positives: int, n_negatives: int, positives_above: int, all_above: int) -> float:
     """Sum the expected precision at the positives of one group of equal similarities, over all orders of the group.
 
     ``positives_above`` and ``all_above`` are the numbers of positives, and of all items, with a higher similarity.
@@ -147,7 +147,7 @@ def _among_equals(n_positives: int, n_negatives: int, positives_above: int, all_
     return float(n_positives / n * np.sum(found / (all_above + before + 1)))
 
 
-class Null:
+class NullDistribution:
     """Null distribution of the average precision, from random orders.
 
     The distribution depends on the numbers of positives and of negatives only. Scores are drawn once for each pair of
@@ -183,7 +183,7 @@ class Null:
             np.stack([np.asarray(n_positives), np.asarray(n_negatives)], axis=1), axis=0, return_counts=True
         )
         total = sum(count * self._scores(*map(int, pair)) for pair, count in zip(pairs, counts, strict=True))
-        below = np.searchsorted(total / counts.sum(), score - _ROUNDING, side="left")
+        below = np.searchsorted(total / counts.sum(), score - _SCORE_TOLERANCE, side="left")
         return float((1 + self._n - below) / (1 + self._n))
 
     def _scores(self, n_positives: int, n_negatives: int) -> np.ndarray:
@@ -191,7 +191,7 @@ class Null:
         key = n_positives, n_negatives
         if key not in self._drawn:
             rng = np.random.default_rng([self._seed, *key])
-            size = max(1, _BLOCK // (n_positives + 1))
+            size = max(1, _MAX_NUMBERS_IN_MEMORY // (n_positives + 1))
             parts = [min(size, self._n - start) for start in range(0, self._n, size)]
             self._drawn[key] = np.sort(np.concatenate([_random_scores(*key, n, rng) for n in parts]))
         return self._drawn[key]
@@ -206,6 +206,6 @@ def _random_scores(n_positives: int, n_negatives: int, n: int, rng: np.random.Ge
     return (found / (found + before)).mean(axis=1)
 
 
-def rounded(cosine: np.ndarray) -> np.ndarray:
+def round_cosines(cosine: np.ndarray) -> np.ndarray:
     """Round cosines in place, so that equal similarities compare equal in spite of rounding errors of their product."""
-    return np.round(cosine, _DECIMALS, out=cosine)
+    return np.round(cosine, _COSINE_DECIMALS, out=cosine)

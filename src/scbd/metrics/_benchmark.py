@@ -19,20 +19,20 @@ from scbd._anndata import as_columns
 from scbd._checks import check_choice, check_count
 from scbd._linear_maps import effective_rank
 from scbd.metrics._mixing import batch_mixing
-from scbd.metrics._probes import Kind, probe_groups, probed
+from scbd.metrics._probes import ProbeKind, resolve_probe_groups, run_probe
 from scbd.metrics._relationships import (
     Relations,
     aggregate,
+    expected_relationship_scores,
     relationship_area,
     relationship_average_precision,
-    relationship_chance,
     relationship_curve,
     relationship_recall,
     resampled_scores,
 )
-from scbd.metrics._resampling import Score, interval, p_value
+from scbd.metrics._resampling import ScoreName, bootstrap_interval, bootstrap_p_value
 from scbd.metrics._retrieval import Retrieval, replicate_retrieval, retrieval
-from scbd.metrics._table import Embedding, Embeddings, label_names, named_embeddings
+from scbd.metrics._table import Embedding, Embeddings, get_label_texts, get_named_embeddings
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
 # maximum number of cells for probes and mixing; a random subset is used if there are more
 _MAX_CELLS = 100_000
 # coverage of confidence intervals
-_LEVEL = 0.95
+_INTERVAL_LEVEL = 0.95
 # AUROC of a classifier without information
-_EVEN = 0.5
+_CHANCE_AUROC = 0.5
 # fraction of all pairs of genes in each tail of their cosines, for the recall of known relations
-_TAIL = 0.05
+_RECALL_TAIL = 0.05
 # bootstrap samples whose range is below this value are equal
-_ROUNDING = 1e-12
-_NO_DRAWS = np.empty(0)
+_SAMPLE_TOLERANCE = 1e-12
+_NO_SAMPLES = np.empty(0)
 # weights of biology and of batch in the overall rank, as in Luecken et al. (2022)
 _WEIGHTS = {"biology": 0.6, "batch": 0.4}
-_SIDES = {"biology": "biology", "batch": "batch", "shape": "other"}
+_GROUP_TITLES = {"biology": "biology", "batch": "batch", "shape": "other"}
 _ARROWS = {"higher": "↑", "lower": "↓", "nearer to chance": "→", "": ""}
 _ARROW_WORDS = {"↑": "higher is better", "↓": "lower is better", "→": "nearer to chance is better"}
 _CHANCE = "chance"
-_MOST_DIGITS = 6
+_MAX_DIGITS = 6
 # a wide table scrolls by itself instead of widening the page, and long names of scores break into lines
 _TABLE_STYLES = [
     {"selector": "", "props": "display: block; width: fit-content; max-width: 100%; overflow-x: auto"},
@@ -66,19 +66,19 @@ _TABLE_STYLES = [
 ]
 
 
-class Scored(NamedTuple):
+class EstimatedScore(NamedTuple):
     """Score of an embedding, with the value expected by chance and with bootstrap samples."""
 
     value: float
     chance: float = np.nan
     """Score of an embedding without information in the same design, or NaN."""
-    draws: np.ndarray = _NO_DRAWS
+    draws: np.ndarray = _NO_SAMPLES
     """Bootstrap samples over complexes, perturbations or cells, ``(R,)``; empty if no samples were requested."""
     n_units: float = np.inf
     """Number of units that are resampled; the effective number if units differ in size."""
     is_mean: bool = False
     """True if the score is, at least nearly, a mean over the resampled units. Student's t then gives its interval."""
-    is_share: bool = False
+    is_fraction: bool = False
     """True if the score is a fraction of correct units. The binomial distribution then gives the interval of 0 or 1."""
 
     def interval(self, level: float) -> tuple[float, float]:
@@ -97,16 +97,16 @@ class Scored(NamedTuple):
         if not len(self.draws) or self.n_units <= 1:
             return np.nan, np.nan
         if not self.is_mean:
-            return interval(self.draws, level, self.n_units)
-        if np.ptp(self.draws) < _ROUNDING:
+            return bootstrap_interval(self.draws, level, self.n_units)
+        if np.ptp(self.draws) < _SAMPLE_TOLERANCE:
             return self._exact(level)
         wide = float(stats.t.ppf((1 + level) / 2, self.n_units - 1)) * self._error
         return self.value - wide, self.value + wide
 
-    def minus(self, other: Scored) -> Scored:
+    def minus(self, other: EstimatedScore) -> EstimatedScore:
         """Return the difference from another score, sample by sample."""
         return self._replace(
-            value=self.value - other.value, chance=np.nan, draws=self.draws - other.draws, is_share=False
+            value=self.value - other.value, chance=np.nan, draws=self.draws - other.draws, is_fraction=False
         )
 
     def p_value(self) -> float:
@@ -114,14 +114,14 @@ class Scored(NamedTuple):
         if not len(self.draws) or self.n_units <= 1:
             return np.nan
         if not self.is_mean:
-            return p_value(self.draws, self.n_units)
+            return bootstrap_p_value(self.draws, self.n_units)
         if self.value == 0:
             return 1.0
         return float(2 * stats.t.sf(abs(self.value) / self._error, self.n_units - 1)) if self._error else 0.0
 
     def _exact(self, level: float) -> tuple[float, float]:
         """Return the ends of the exact interval of a fraction that is 0 or 1; NaN for all other scores."""
-        if not self.is_share or self.value not in (0, 1):
+        if not self.is_fraction or self.value not in (0, 1):
             return np.nan, np.nan
         most = 1 - ((1 - level) / 2) ** (1 / self.n_units)
         return (0.0, float(most)) if self.value == 0 else (float(1 - most), 1.0)
@@ -141,7 +141,7 @@ class Metric(NamedTuple):
     The full name of a score is the name of the metric, followed by the score's own name.
     """
 
-    function: Callable[[Cells], dict[str, Scored]]
+    function: Callable[[BenchmarkInput], dict[str, EstimatedScore]]
     """Function that returns the scores by their own names; ``""`` if the score has the name of the metric."""
     side: Literal["biology", "batch", "shape"]
     """Property of the embedding that the scores describe."""
@@ -156,7 +156,7 @@ class Metric(NamedTuple):
 
 
 @dataclass
-class Cells:
+class BenchmarkInput:
     """Embedding to be scored, with the arguments of :func:`benchmark`."""
 
     table: AnnData
@@ -168,7 +168,7 @@ class Cells:
     nets: Mapping[str, pd.DataFrame]
     labels: Sequence[str]
     position_key: str | Sequence[str] | None
-    kinds: Sequence[Kind]
+    kinds: Sequence[ProbeKind]
     n_neighbors: int
     y: np.ndarray | None
     """Perturbation of each cell, ``(N,)``."""
@@ -189,15 +189,15 @@ class Cells:
         return batch_mixing(self.table, "x", self.e_key or (), **how)
 
 
-def _directions(cells: Cells) -> dict[str, Scored]:
-    return {"": Scored(effective_rank(cells.x))}
+def _effective_rank_score(cells: BenchmarkInput) -> dict[str, EstimatedScore]:
+    return {"": EstimatedScore(effective_rank(cells.x))}
 
 
-def _known_relations(cells: Cells) -> dict[str, Scored]:
+def _relationship_scores(cells: BenchmarkInput) -> dict[str, EstimatedScore]:
     """Compute the area, the recall and the average precision of the known relations in each network."""
     profiles = aggregate(cells.table, "x", gene_key=str(cells.y_key), guide_key=cells.guide_key, control=cells.control)
     n_bootstrap, seed = cells.drawn["n_bootstrap"], cells.drawn["seed"]
-    found: dict[str, Scored] = {}
+    found: dict[str, EstimatedScore] = {}
     for net_name, net in cells.nets.items():
         relations = Relations(profiles, net)
         values = {
@@ -205,23 +205,23 @@ def _known_relations(cells: Cells) -> dict[str, Scored]:
             "recall": relationship_recall(relations),
             "average_precision": relationship_average_precision(relations),
         }
-        chance = relationship_chance(relations)
+        chance = expected_relationship_scores(relations)
         draws: dict[str, dict[str, Any]] = {}
-        for score in get_args(Score) if n_bootstrap else ():
-            (resampled,), n_units = resampled_scores([relations], score, _TAIL, n_bootstrap, seed)
+        for score in get_args(ScoreName) if n_bootstrap else ():
+            (resampled,), n_units = resampled_scores([relations], score, _RECALL_TAIL, n_bootstrap, seed)
             draws[score] = {"draws": resampled[1:], "n_units": n_units}
         for name, value in values.items():
-            found[of_net(name, net_name)] = Scored(value, chance[name], **draws.get(name, {}))
+            found[name_with_net(name, net_name)] = EstimatedScore(value, chance[name], **draws.get(name, {}))
     return found
 
 
-def _perturbation(cells: Cells) -> dict[str, Scored]:
+def _perturbation_probe_scores(cells: BenchmarkInput) -> dict[str, EstimatedScore]:
     return probe_scores(cells.x, cells.y, kind="linear", groups=cells.groups, **cells.drawn)
 
 
-def _mechanisms(cells: Cells) -> dict[str, Scored]:
+def _mechanism_scores(cells: BenchmarkInput) -> dict[str, EstimatedScore]:
     """Compute how well perturbations retrieve others with the same mechanism or target."""
-    found: dict[str, Scored] = {}
+    found: dict[str, EstimatedScore] = {}
     how: dict[str, Any] = {"y_key": cells.y_key, "control": cells.control or (), "seed": cells.drawn["seed"]}
     for label in cells.labels:
         scores = retrieval_scores(retrieval(cells.table, "x", label_key=label, **how), **cells.drawn)
@@ -229,28 +229,30 @@ def _mechanisms(cells: Cells) -> dict[str, Scored]:
     return found
 
 
-def _replicates(cells: Cells) -> dict[str, Scored]:
+def _replicate_scores_of_cells(cells: BenchmarkInput) -> dict[str, EstimatedScore]:
     keys: dict[str, Any] = {"y_key": cells.y_key, "e_key": cells.e_key, "position_key": cells.position_key}
     found = replicate_retrieval(cells.table, "x", **keys, control=cells.control, seed=cells.drawn["seed"])
     return replicate_scores(found, **cells.drawn)
 
 
-def _environment(kind: Kind) -> Callable[[Cells], dict[str, Scored]]:
-    def scores(cells: Cells) -> dict[str, Scored]:
+def _environment_probe_scores(kind: ProbeKind) -> Callable[[BenchmarkInput], dict[str, EstimatedScore]]:
+    def scores(cells: BenchmarkInput) -> dict[str, EstimatedScore]:
         return probe_scores(cells.x, cells.e, kind=kind, groups=None, **cells.drawn) if kind in cells.kinds else {}
 
     return scores
 
 
-def _mixed(score: str) -> Callable[[Cells], dict[str, Scored]]:
+def _mixing_score(score: str) -> Callable[[BenchmarkInput], dict[str, EstimatedScore]]:
     expected = f"{score.removesuffix('_neighbours')}_expected"
-    return lambda cells: {"": Scored(cells.mixing[score], cells.mixing[expected])}
+    return lambda cells: {"": EstimatedScore(cells.mixing[score], cells.mixing[expected])}
 
 
 METRICS: dict[str, Metric] = {
-    "effective_rank": Metric(_directions, side="shape", better="", title={"": "directions in use"}, headline=("",)),
+    "effective_rank": Metric(
+        _effective_rank_score, side="shape", better="", title={"": "directions in use"}, headline=("",)
+    ),
     "relationship": Metric(
-        _known_relations,
+        _relationship_scores,
         side="biology",
         better="higher",
         needs=("y_key", "net"),
@@ -262,16 +264,16 @@ METRICS: dict[str, Metric] = {
         headline=("average_precision",),
     ),
     "y_probe": Metric(
-        _perturbation,
+        _perturbation_probe_scores,
         side="biology",
         better="higher",
         needs=("y_key",),
         title={"f1": "F1 of the perturbation"},
         headline=("f1",),
     ),
-    "retrieval": Metric(_mechanisms, side="biology", better="higher", needs=("y_key", "label_key")),
+    "retrieval": Metric(_mechanism_scores, side="biology", better="higher", needs=("y_key", "label_key")),
     "replicate": Metric(
-        _replicates,
+        _replicate_scores_of_cells,
         side="biology",
         better="higher",
         needs=("y_key", "e_key", "control", "replicates"),
@@ -284,7 +286,7 @@ METRICS: dict[str, Metric] = {
         headline=("floor_corrected", "map"),
     ),
     "e_probe": Metric(
-        _environment("linear"),
+        _environment_probe_scores("linear"),
         side="batch",
         better="lower",
         needs=("e_key",),
@@ -292,7 +294,7 @@ METRICS: dict[str, Metric] = {
         headline=("f1",),
     ),
     "e_probe_quadratic": Metric(
-        _environment("quadratic"),
+        _environment_probe_scores("quadratic"),
         side="batch",
         better="lower",
         needs=("e_key",),
@@ -300,15 +302,17 @@ METRICS: dict[str, Metric] = {
         headline=("f1",),
     ),
     "e_probe_neighbours": Metric(
-        _environment("neighbours"),
+        _environment_probe_scores("neighbours"),
         side="batch",
         better="lower",
         needs=("e_key",),
         title={"f1": "F1 of the environment, neighbours"},
     ),
-    "e_probe_nearest_mean": Metric(_environment("nearest_mean"), side="batch", better="lower", needs=("e_key",)),
+    "e_probe_nearest_mean": Metric(
+        _environment_probe_scores("nearest_mean"), side="batch", better="lower", needs=("e_key",)
+    ),
     "ilisi": Metric(
-        _mixed("ilisi"),
+        _mixing_score("ilisi"),
         side="batch",
         better="higher",
         needs=("e_key",),
@@ -316,14 +320,14 @@ METRICS: dict[str, Metric] = {
         headline=("",),
     ),
     "same_environment_neighbours": Metric(
-        _mixed("same_environment_neighbours"),
+        _mixing_score("same_environment_neighbours"),
         side="batch",
         better="nearer to chance",
         needs=("e_key",),
         title={"": "neighbours of the same environment"},
     ),
     "silhouette": Metric(
-        _mixed("silhouette"),
+        _mixing_score("silhouette"),
         side="batch",
         better="nearer to chance",
         needs=("e_key",),
@@ -332,11 +336,11 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def _joined(name: str, score: str) -> str:
+def _join_score_name(name: str, score: str) -> str:
     return f"{name}_{score}" if score else name
 
 
-def metric_of(score: str) -> Metric:
+def find_metric(score: str) -> Metric:
     """Return the metric that a score of a frame belongs to.
 
     It is the metric with the longest name among those that the name of the score begins with. An unknown score gets a
@@ -346,7 +350,7 @@ def metric_of(score: str) -> Metric:
     return METRICS[max(names, key=len)] if names else Metric(lambda _: {}, side="shape", better="")
 
 
-def measure_name(score: str) -> str:
+def score_title(score: str) -> str:
     """Return the title of a score, followed by the name of its network in parentheses.
 
     A score without a title keeps its name, with spaces in place of underscores.
@@ -358,7 +362,9 @@ def measure_name(score: str) -> str:
     ('area, known relations (corum)', 'y probe auroc')
     """
     plain, bracket, network = score.partition(" (")
-    words = {_joined(name, own): title for name, metric in METRICS.items() for own, title in metric.title.items()}
+    words = {
+        _join_score_name(name, own): title for name, metric in METRICS.items() for own, title in metric.title.items()
+    }
     return words.get(plain, plain.replace("_", " ")) + bracket + network
 
 
@@ -374,7 +380,7 @@ def benchmark(
     net: pd.DataFrame | Mapping[str, pd.DataFrame] | None = None,
     label_key: str | Sequence[str] | None = None,
     replicates: bool | str | Sequence[str] = False,
-    kinds: Sequence[Kind] = ("linear", "quadratic"),
+    kinds: Sequence[ProbeKind] = ("linear", "quadratic"),
     n_neighbors: int = 90,
     n_bootstrap: int = 0,
     reference: str | None = None,
@@ -482,30 +488,30 @@ def benchmark(
     nets, labels = nets_by_name(net), () if label_key is None else as_columns(label_key)
     given: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "control": control}
     given |= {"net": nets, "label_key": labels, "replicates": replicates}
-    _check_asked(given)
+    _check_required_arguments(given)
     for kind in kinds:
-        check_choice("kind", kind, Kind)
-    compared = named_embeddings(adata, embeddings)
-    check_reference_of(reference, [embedding.representation for embedding in compared], n_bootstrap)
+        check_choice("kind", kind, ProbeKind)
+    compared = get_named_embeddings(adata, embeddings)
+    check_reference_keys(reference, [embedding.representation for embedding in compared], n_bootstrap)
     asked = {name: metric for name, metric in METRICS.items() if all(_is_given(given[key]) for key in metric.needs)}
     how: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "guide_key": guide_key, "control": control, "nets": nets}
     how |= {"labels": labels, "position_key": None if isinstance(replicates, bool) else replicates, "kinds": kinds}
-    how |= {"y": None if y_key is None else label_names(adata, y_key)}
-    how |= {"e": None if e_key is None else label_names(adata, e_key)}
-    how |= {"groups": None if y_key is None else probe_groups(adata, y_key, e_key, guide_key, group_key)}
+    how |= {"y": None if y_key is None else get_label_texts(adata, y_key)}
+    how |= {"e": None if e_key is None else get_label_texts(adata, e_key)}
+    how |= {"groups": None if y_key is None else resolve_probe_groups(adata, y_key, e_key, guide_key, group_key)}
     how |= {"n_neighbors": n_neighbors, "drawn": {"n_bootstrap": n_bootstrap, "seed": seed}}
     measured = []
     for embedding in compared:
-        cells = Cells(AnnData(obs=adata.obs, obsm={"x": embedding.values}), **how)
+        cells = BenchmarkInput(AnnData(obs=adata.obs, obsm={"x": embedding.values}), **how)
         measured.append((embedding, {name: metric.function(cells) for name, metric in asked.items()}))
-    return _frame(measured, n_bootstrap, reference)
+    return _report_frame(measured, n_bootstrap, reference)
 
 
 def _is_given(value: Any) -> bool:
     return value is not None and value is not False and not (hasattr(value, "__len__") and not len(value))
 
 
-def _check_asked(given: Mapping[str, Any]) -> None:
+def _check_required_arguments(given: Mapping[str, Any]) -> None:
     """Raise unless ``y_key`` or ``e_key`` is given, and each optional argument has the columns that it needs."""
     if given["y_key"] is None and given["e_key"] is None:
         msg = "Nothing to measure: give e_key or y_key."
@@ -518,7 +524,7 @@ def _check_asked(given: Mapping[str, Any]) -> None:
             raise ValueError(msg)
 
 
-def check_reference_of(reference: str | None, representations: Sequence[str], n_bootstrap: int) -> None:
+def check_reference_keys(reference: str | None, representations: Sequence[str], n_bootstrap: int) -> None:
     """Raise unless every embedding can be compared with an embedding of the reference.
 
     A reference needs bootstrap samples. It has either one key, or as many keys as every other representation.
@@ -547,8 +553,8 @@ def check_reference_of(reference: str | None, representations: Sequence[str], n_
         raise ValueError(msg)
 
 
-def _frame(
-    measured: Sequence[tuple[Embedding, dict[str, dict[str, Scored]]]], n_bootstrap: int, reference: str | None
+def _report_frame(
+    measured: Sequence[tuple[Embedding, dict[str, dict[str, EstimatedScore]]]], n_bootstrap: int, reference: str | None
 ) -> pd.DataFrame:
     """Return the report of :func:`benchmark`: a frame with one row per score and embedding."""
     others = [scores for embedding, scores in measured if embedding.representation == reference]
@@ -557,14 +563,19 @@ def _frame(
     for (representation, key, _), scores in measured:
         place = places[representation] = places.get(representation, -1) + 1
         for name, own, score in ((name, own, score) for name, of in scores.items() for own, score in of.items()):
-            row = {"metric": _joined(name, own), "representation": representation, "key": key, "value": score.value}
+            row = {
+                "metric": _join_score_name(name, own),
+                "representation": representation,
+                "key": key,
+                "value": score.value,
+            }
             row |= {"chance": score.chance, "better": METRICS[name].better}
             if n_bootstrap:
                 # all scores that have bootstrap samples lie between 0 and 1
-                row |= dict(zip(("low", "high"), np.clip(score.interval(_LEVEL), 0, 1), strict=True))
+                row |= dict(zip(("low", "high"), np.clip(score.interval(_INTERVAL_LEVEL), 0, 1), strict=True))
             if others:
                 apart = score.minus(others[min(place, len(others) - 1)][name][own])
-                low, high = apart.interval(_LEVEL)
+                low, high = apart.interval(_INTERVAL_LEVEL)
                 row |= {"difference": apart.value, "difference_low": low, "difference_high": high}
                 row |= {"p_value": apart.p_value()}
             rows.append(row)
@@ -576,38 +587,40 @@ def nets_by_name(net: pd.DataFrame | Mapping[str, pd.DataFrame] | None) -> Mappi
     return net if isinstance(net, Mapping) else {} if net is None else {"": net}
 
 
-def of_net(metric: str, name: str) -> str:
+def name_with_net(metric: str, name: str) -> str:
     """Return the name of a metric followed by the name of its network in parentheses."""
     return f"{metric} ({name})" if name else metric
 
 
-def probe_scores(embedding: Any, labels: Any, *, n_bootstrap: int, seed: int, **how: Any) -> dict[str, Scored]:
+def probe_scores(embedding: Any, labels: Any, *, n_bootstrap: int, seed: int, **how: Any) -> dict[str, EstimatedScore]:
     """Compute F1, AUROC and accuracy of :func:`scbd.metrics.label_probe`, with bootstrap samples of F1 and accuracy."""
-    found = probed(embedding, labels, max_cells=_MAX_CELLS, seed=seed, **how)
-    chance = {"f1": found.scores["chance_f1"], "auroc": _EVEN}
-    draws = found.resampled(n_bootstrap, seed) if n_bootstrap else {}
+    found = run_probe(embedding, labels, max_cells=_MAX_CELLS, seed=seed, **how)
+    chance = {"f1": found.scores["chance_f1"], "auroc": _CHANCE_AUROC}
+    draws = found.bootstrap_scores(n_bootstrap, seed) if n_bootstrap else {}
     n_units = len(np.unique(found.units))
     return {
-        name: Scored(value, chance.get(name, np.nan), draws.get(name, _NO_DRAWS), n_units, True, name == "accuracy")
+        name: EstimatedScore(
+            value, chance.get(name, np.nan), draws.get(name, _NO_SAMPLES), n_units, True, name == "accuracy"
+        )
         for name, value in found.scores.items()
         if name != "chance_f1"
     }
 
 
-def retrieval_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str, Scored]:
+def retrieval_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str, EstimatedScore]:
     """Return the mean average precision of a retrieval, and the fraction of perturbations with a significant score."""
     return {
         "map": mean_score(found.table, n_bootstrap, seed, found.units),
-        "called": Scored(found.n_called / len(found.table)),
+        "called": EstimatedScore(found.n_called / len(found.table)),
     }
 
 
-def replicate_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str, Scored]:
+def replicate_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str, EstimatedScore]:
     """Return the scores of a replicate retrieval, with its floor and cross-position scores where they were computed."""
     scores = retrieval_scores(found, n_bootstrap, seed)
     if len(found.floor_table):
         scores["floor"] = mean_score(found.floor_table, n_bootstrap, seed)
-        scores["floor_corrected"] = Scored(found.floor_corrected, _floor_corrected_chance(found))
+        scores["floor_corrected"] = EstimatedScore(found.floor_corrected, _floor_corrected_chance(found))
     if len(found.cross_position_table):
         scores["cross_position"] = mean_score(found.cross_position_table, n_bootstrap, seed)
     return scores
@@ -622,7 +635,7 @@ def _floor_corrected_chance(found: Retrieval) -> float:
     return (found.chance - floor) / (1 - floor) if floor < 1 else np.nan
 
 
-def mean_score(table: pd.DataFrame, n_bootstrap: int, seed: int, units: np.ndarray | None = None) -> Scored:
+def mean_score(table: pd.DataFrame, n_bootstrap: int, seed: int, units: np.ndarray | None = None) -> EstimatedScore:
     """Return the mean average precision over the rows of a table, with bootstrap samples over units.
 
     Each sample draws units with replacement, as many as there are. ``units`` are integer codes or labels of the rows;
@@ -635,7 +648,7 @@ def mean_score(table: pd.DataFrame, n_bootstrap: int, seed: int, units: np.ndarr
     draws = total[drawn].sum(axis=1) / size[drawn].sum(axis=1)
     # effective number of units: it is lower than their number if some units are much larger than others
     n_units = float(size.sum() ** 2 / (size**2).sum())
-    return Scored(float(values.mean()), float(table["chance"].mean()), draws, n_units, is_mean=True)
+    return EstimatedScore(float(values.mean()), float(table["chance"].mean()), draws, n_units, is_mean=True)
 
 
 def summarise(frame: pd.DataFrame, *, reference: str | None = None) -> pd.DataFrame:
@@ -680,17 +693,17 @@ def summarise(frame: pd.DataFrame, *, reference: str | None = None) -> pd.DataFr
     """
     if "chance" not in frame:
         frame = frame.assign(chance=np.nan)
-    frame = _a_row_a_key(frame)
+    frame = _average_folds(frame)
     grouped = frame.groupby(["metric", "representation"], sort=False)
-    found = grouped["value"].agg(mean=_mean_of_all, sd="std", n="size").assign(chance=grouped["chance"].mean())
+    found = grouped["value"].agg(mean=_mean_with_nan, sd="std", n="size").assign(chance=grouped["chance"].mean())
     found["sd"] = found["sd"].mask(found["mean"].isna())
     if reference is not None:
         names = ["difference", "difference_sd", "p_value"]
-        found[names] = [_against(frame, metric, name, reference) for metric, name in found.index]
+        found[names] = [_paired_difference(frame, metric, name, reference) for metric, name in found.index]
     return found.reset_index()
 
 
-def _a_row_a_key(frame: pd.DataFrame) -> pd.DataFrame:
+def _average_folds(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a frame with one row per key: the frame itself, or the mean over folds if the frame has folds."""
     if "fold" not in frame:
         return frame
@@ -698,15 +711,17 @@ def _a_row_a_key(frame: pd.DataFrame) -> pd.DataFrame:
     # concatenated frames of several seeds may share a key: a fold that occurs again belongs to another run
     run = frame.groupby([*key, "fold"], dropna=False).cumcount().to_numpy()
     of_run = frame.assign(run=run).groupby([*key, "run"], sort=False, dropna=False)
-    return of_run.agg({"value": _mean_of_all, "chance": "mean"}).reset_index()
+    return of_run.agg({"value": _mean_with_nan, "chance": "mean"}).reset_index()
 
 
-def _mean_of_all(values: pd.Series) -> float:
+def _mean_with_nan(values: pd.Series) -> float:
     """Return the mean of all values, or NaN if any value is NaN, which pandas would skip."""
     return float(values.mean(skipna=False))
 
 
-def _against(frame: pd.DataFrame, metric: str, representation: str, reference: str) -> tuple[float, float, float]:
+def _paired_difference(
+    frame: pd.DataFrame, metric: str, representation: str, reference: str
+) -> tuple[float, float, float]:
     """Return mean, standard deviation and p value (paired t test over seeds) of the difference from a reference."""
     of_metric = frame[frame["metric"] == metric].groupby("representation", sort=False)["value"]
     values = {name: value.to_numpy(dtype=float) for name, value in of_metric}
@@ -783,26 +798,26 @@ def styled(frame: pd.DataFrame, metrics: Sequence[str] | None = None, *, digits:
     ['biology: F1 of the perturbation ↑', 'batch: F1 of the environment ↓']
     """
     check_count("digits", digits, 0)
-    if digits > _MOST_DIGITS:
-        msg = f"digits={digits}: give a number of decimal places from 0 to {_MOST_DIGITS}."
+    if digits > _MAX_DIGITS:
+        msg = f"digits={digits}: give a number of decimal places from 0 to {_MAX_DIGITS}."
         raise ValueError(msg)
-    mean, sd, chance = _tables(frame, metrics)
+    mean, sd, chance = _pivot_summary(frame, metrics)
     if _CHANCE in mean.index:
         msg = "A representation is called 'chance', as is the last column of the table: give it another name."
         raise ValueError(msg)
-    sides = {metric: list(_SIDES).index(metric_of(metric).side) for metric in mean}
+    sides = {metric: list(_GROUP_TITLES).index(find_metric(metric).side) for metric in mean}
     order = sorted(mean, key=sides.__getitem__)  # a stable sort keeps the order within each group
-    badness = pd.DataFrame({metric: _badness(mean, chance, metric) for metric in order}, index=mean.index).T
+    badness = pd.DataFrame({metric: _distance_from_best(mean, chance, metric) for metric in order}, index=mean.index).T
     best = badness.eq(badness.min(axis=1), axis=0)
     text = pd.DataFrame(
         {name: [_score_text(mean.loc[name, m], sd.loc[name, m], digits) for m in order] for name in mean.index}
     )
     text[_CHANCE] = [_score_text(chance[metric], np.nan, digits) for metric in order]
     best[_CHANCE] = False
-    arrows = [_ARROWS[metric_of(metric).better] for metric in order]
+    arrows = [_ARROWS[find_metric(metric).better] for metric in order]
     text.index = pd.MultiIndex.from_tuples(
         [
-            (_SIDES[metric_of(metric).side], f"{measure_name(metric)} {arrow}".strip())
+            (_GROUP_TITLES[find_metric(metric).side], f"{score_title(metric)} {arrow}".strip())
             for metric, arrow in zip(order, arrows, strict=True)
         ]
     )
@@ -864,13 +879,13 @@ def rank(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> pd.DataFr
     >>> scbd.metrics.rank(frame).columns[:3].to_list()
     ['overall', 'biology', 'batch']
     """
-    mean, _, chance = _tables(frame, metrics)
-    scaled = pd.DataFrame({m: _scaled(mean[m], float(chance[m]), m) for m in mean if np.isfinite(chance[m])})
+    mean, _, chance = _pivot_summary(frame, metrics)
+    scaled = pd.DataFrame({m: _scale_scores(mean[m], float(chance[m]), m) for m in mean if np.isfinite(chance[m])})
     scaled = scaled.dropna(axis=1, how="all")
     scaled = scaled.fillna(scaled.min())  # skipping missing scores would favour embeddings that could not be scored
     sides: dict[str, pd.Series] = {}
     for side in ("biology", "batch"):
-        if own := [m for m in scaled if metric_of(m).side == side]:
+        if own := [m for m in scaled if find_metric(m).side == side]:
             sides[side] = scaled[own].mean(axis=1)
     if not sides:
         msg = f"None of {', '.join(mean)} has a chance to rank by: give frames of scbd.metrics.benchmark."
@@ -884,14 +899,14 @@ def rank(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> pd.DataFr
     return ranked.drop(columns="point").rename_axis("representation")
 
 
-def _tables(frame: pd.DataFrame, metrics: Sequence[str] | None) -> tuple[pd.DataFrame, pd.DataFrame, pd.Series]:
+def _pivot_summary(frame: pd.DataFrame, metrics: Sequence[str] | None) -> tuple[pd.DataFrame, pd.DataFrame, pd.Series]:
     """Return mean and standard deviation, each with one row per representation and one column per metric, and chance.
 
     Chance is the mean score of an embedding without information, by metric.
     """
     there = list(dict.fromkeys(frame["metric"]))
     if metrics is None:
-        short = [_joined(name, own) for name, metric in METRICS.items() for own in metric.headline]
+        short = [_join_score_name(name, own) for name, metric in METRICS.items() for own in metric.headline]
         metrics = [m for m in there if m.split(" (")[0] in short] or there
     if absent := [m for m in metrics if m not in there]:
         msg = f"The frame has no metric {absent[0]!r}; there are: {', '.join(there)}."
@@ -905,21 +920,21 @@ def _tables(frame: pd.DataFrame, metrics: Sequence[str] | None) -> tuple[pd.Data
     return mean, sd, summary.groupby("metric")["chance"].mean().reindex(metrics)
 
 
-def _badness(mean: pd.DataFrame, chance: pd.Series, metric: str) -> pd.Series:
+def _distance_from_best(mean: pd.DataFrame, chance: pd.Series, metric: str) -> pd.Series:
     """Return a value per representation that is lowest for the best one; NaN if the metric has no direction."""
-    better = metric_of(metric).better
+    better = find_metric(metric).better
     if better == "nearer to chance":
         by_chance = float(chance[metric])
         return (mean[metric] - (0.0 if np.isnan(by_chance) else by_chance)).abs()
     return mean[metric] * {"higher": -1, "lower": 1, "": np.nan}[better]
 
 
-def _scaled(values: pd.Series, chance: float, metric: str) -> pd.Series:
+def _scale_scores(values: pd.Series, chance: float, metric: str) -> pd.Series:
     """Scale the scores of all representations as described in :func:`rank`."""
-    if metric_of(metric).side == "biology":
+    if find_metric(metric).side == "biology":
         best = float(values.max())
         return (values - chance) / (best - chance) if best > chance else values * 0.0
     further = values - chance
-    better = metric_of(metric).better
+    better = find_metric(metric).better
     away = further.abs() if better == "nearer to chance" else (further if better == "lower" else -further).clip(lower=0)
     return 1 - away / float(away.max()) if away.max() > 0 else away + 1.0

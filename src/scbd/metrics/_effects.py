@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from scbd._anndata import control_names
+from scbd._anndata import check_control_labels
 from scbd._checks import check_count
-from scbd.metrics._average_precision import unit_rows
-from scbd.metrics._resampling import permuted_within
-from scbd.metrics._table import label_names, learned_rows, representation, warn_of_folds, warn_of_learned
+from scbd.metrics._average_precision import scale_to_unit_length
+from scbd.metrics._resampling import permute_within_groups
+from scbd.metrics._table import (
+    get_finite_embedding,
+    get_label_texts,
+    training_mask_or_none,
+    warn_if_models_are_mixed,
+    warn_if_seen_in_training,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,10 +27,10 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 # number of random permutations that are evaluated at once
-_BLOCK = 100
+_PERMUTATIONS_PER_BLOCK = 100
 # median number of rows per perturbation and environment above which we warn that rows look like cells: plates rarely
 # hold more wells of one perturbation, and wells rarely hold fewer cells
-_MANY = 8
+_MAX_WELLS_PER_ENVIRONMENT = 8
 
 
 def perturbation_effects(
@@ -119,31 +125,37 @@ def perturbation_effects(
     """
     check_count("max_cells", max_cells)
     check_count("n_permutations", n_permutations)
-    x, y = np.asarray(representation(adata, rep), dtype=np.float64), label_names(adata, y_key)
-    e = np.zeros(len(x), dtype=int) if e_key is None else np.unique(label_names(adata, e_key), return_inverse=True)[1]
-    is_control = np.isin(y, control_names(control, y, y_key))
+    x, y = np.asarray(get_finite_embedding(adata, rep), dtype=np.float64), get_label_texts(adata, y_key)
+    e = (
+        np.zeros(len(x), dtype=int)
+        if e_key is None
+        else np.unique(get_label_texts(adata, e_key), return_inverse=True)[1]
+    )
+    is_control = np.isin(y, check_control_labels(control, y, y_key))
     if is_control.sum() < 2 or is_control.all():
         msg = f"{is_control.sum()} of {len(y)} rows are controls: effects need two controls, and perturbations."
         raise ValueError(msg)
-    _warn_of_cells(y[~is_control], e[~is_control], in_environments=e_key is not None)
-    warn_of_folds(adata, e_key)
-    warn_of_learned(y, learned_rows(adata, trained_on), y[~is_control])
+    _warn_if_rows_are_cells(y[~is_control], e[~is_control], in_environments=e_key is not None)
+    warn_if_models_are_mixed(adata, e_key)
+    warn_if_seen_in_training(y, training_mask_or_none(adata, trained_on), y[~is_control])
     rng = np.random.default_rng(seed)
-    rows = {name: _some(np.flatnonzero(y == name), max_cells, rng) for name in np.unique(y[~is_control])}
+    rows = {name: _random_subset(np.flatnonzero(y == name), max_cells, rng) for name in np.unique(y[~is_control])}
     table = pd.DataFrame({"n": {name: len(of) for name, of in rows.items()}}, index=pd.Index(rows, name="perturbation"))
     found = []
     for of in rows.values():
-        controls = _some(np.flatnonzero(is_control & np.isin(e, e[of])), max_cells, rng)
-        found.append(_effect(x, e, of, controls, n_permutations, rng) if len(controls) else [(np.nan, np.nan)] * 2)
+        controls = _random_subset(np.flatnonzero(is_control & np.isin(e, e[of])), max_cells, rng)
+        found.append(
+            _perturbation_effect(x, e, of, controls, n_permutations, rng) if len(controls) else [(np.nan, np.nan)] * 2
+        )
     for i, name in enumerate(("magnitude", "consistency")):
         table[[name, f"{name}_p"]] = [of[i] for of in found]
         table[f"{name}_q"] = _q_values(table[f"{name}_p"].to_numpy())
     return table
 
 
-def _warn_of_cells(y: np.ndarray, e: np.ndarray, *, in_environments: bool) -> None:
+def _warn_if_rows_are_cells(y: np.ndarray, e: np.ndarray, *, in_environments: bool) -> None:
     typical = pd.DataFrame({"y": y, "e": e}).value_counts().median()
-    if typical > _MANY:
+    if typical > _MAX_WELLS_PER_ENVIRONMENT:
         msg = (
             f"Perturbations have {typical:g} rows in an environment (median), as cells have. P values take rows for "
             "independent, as cells of a pooled screen nearly are. Cells of an arrayed screen share what their well "
@@ -152,11 +164,11 @@ def _warn_of_cells(y: np.ndarray, e: np.ndarray, *, in_environments: bool) -> No
         warnings.warn(msg, UserWarning, stacklevel=3)
 
 
-def _some(rows: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+def _random_subset(rows: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
     return rows if len(rows) <= most else np.sort(rng.choice(rows, most, replace=False))
 
 
-def _effect(
+def _perturbation_effect(
     x: np.ndarray, e: np.ndarray, rows: np.ndarray, controls: np.ndarray, n_permutations: int, rng: np.random.Generator
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Compute the magnitude and the consistency of one perturbation, each with its p value.
@@ -172,12 +184,16 @@ def _effect(
     is_perturbed[0, : len(rows)] = 1
 
     def scores(labels: np.ndarray) -> np.ndarray:
-        consistencies = [_consistency(x, e, np.flatnonzero(chosen), total, elsewhere) for chosen in labels]
+        consistencies = [
+            _consistency_across_environments(x, e, np.flatnonzero(chosen), total, elsewhere) for chosen in labels
+        ]
         return np.stack([_energy_distances(distance, labels), consistencies])
 
     observed, n_larger = scores(is_perturbed)[:, 0], np.zeros(2)
-    for start in range(0, n_permutations, _BLOCK):
-        null = scores(permuted_within(is_perturbed[0], e, min(_BLOCK, n_permutations - start), rng))
+    for start in range(0, n_permutations, _PERMUTATIONS_PER_BLOCK):
+        null = scores(
+            permute_within_groups(is_perturbed[0], e, min(_PERMUTATIONS_PER_BLOCK, n_permutations - start), rng)
+        )
         n_larger += np.count_nonzero(null.T >= observed - 1e-9 * abs(observed), axis=0)
     p = np.where(np.isnan(observed), np.nan, (1 + n_larger) / (1 + n_permutations))
     expected = _expected_energy_distance(distance, is_perturbed[0], e)
@@ -190,7 +206,7 @@ def _energy_distances(distance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     ``chosen`` is ``(B, N)``, with 1 for chosen rows and 0 for all other rows.
     """
     inside = ((chosen @ distance) * chosen).sum(1)
-    return _energy(chosen @ distance.sum(1), inside, distance.sum(), chosen.sum(1), chosen.shape[1])
+    return _energy_distance_from_sums(chosen @ distance.sum(1), inside, distance.sum(), chosen.sum(1), chosen.shape[1])
 
 
 def _expected_energy_distance(distance: np.ndarray, chosen: np.ndarray, e: np.ndarray) -> float:
@@ -207,10 +223,10 @@ def _expected_energy_distance(distance: np.ndarray, chosen: np.ndarray, e: np.nd
     np.fill_diagonal(both, n * (n - 1) / np.maximum(size * (size - 1), 1))
     between = member @ distance @ member.T
     touched = (n / size) @ between.sum(1)
-    return float(_energy(touched, (both * between).sum(), distance.sum(), n.sum(), len(e)))
+    return float(_energy_distance_from_sums(touched, (both * between).sum(), distance.sum(), n.sum(), len(e)))
 
 
-def _energy(touched: Any, inside: Any, total: float, n: Any, size: int) -> Any:
+def _energy_distance_from_sums(touched: Any, inside: Any, total: float, n: Any, size: int) -> Any:
     """Compute the energy distance between ``n`` of ``size`` rows and the other rows, from sums of distances.
 
     ``touched`` is the sum of distances from the ``n`` rows to all rows, ``inside`` is the sum among the ``n`` rows, and
@@ -222,14 +238,16 @@ def _energy(touched: Any, inside: Any, total: float, n: Any, size: int) -> Any:
     return 2 * across / (n * m) - inside / np.maximum(n * (n - 1), 1) - outside / np.maximum(m * (m - 1), 1)
 
 
-def _consistency(x: np.ndarray, e: np.ndarray, chosen: np.ndarray, total: np.ndarray, elsewhere: bool) -> float:
+def _consistency_across_environments(
+    x: np.ndarray, e: np.ndarray, chosen: np.ndarray, total: np.ndarray, elsewhere: bool
+) -> float:
     """Compute the mean cosine between pairs of chosen rows, after the mean of all other rows is subtracted.
 
-    ``total`` is the sum of all rows, ``(D,)``. With ``elsewhere``, pairs are rows of different environments. The result
-    is NaN if there is no pair.
+    ``total`` is the sum of all rows, ``(D,)``. With ``elsewhere``, pairs are rows of different environments. The result is NaN if
+    there is no pair.
     """
     own = x[chosen]
-    unit, e = unit_rows(own - (total - own.sum(0)) / (len(x) - len(own))), e[chosen]
+    unit, e = scale_to_unit_length(own - (total - own.sum(0)) / (len(x) - len(own))), e[chosen]
     # sums over the rows that are not compared with each other: a row with itself or, with elsewhere, an environment
     own, n_own = unit, np.ones(len(unit))
     if elsewhere:

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from scbd._checks import check_finite_rows
-from scbd._files import torch_threads_kept
-from scbd._linear_maps import resolution
-from scbd.metrics._table import label_names, stored_embedding
+from scbd._files import keep_torch_threads
+from scbd._linear_maps import relative_rounding_error
+from scbd.metrics._table import get_embedding, get_label_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # maximum number of cells for which nearest neighbours are exact
-_EXACT_CELLS = 100_000
+_MAX_CELLS_EXACT_NEIGHBOURS = 100_000
 # maximum number of cells for the silhouette
-_SILHOUETTE_CELLS = 5_000
+_MAX_CELLS_SILHOUETTE = 5_000
 # number of cells whose neighbours are weighted at once
-_BLOCK = 1 << 13
+_ROWS_PER_BLOCK_OF_NEIGHBOURS = 1 << 13
 # standard deviation of the random shift that separates coinciding cells, as a fraction of the median distance to the
 # centre: smaller than numerical errors of an embedding computed in float32, larger than rounding errors of distances
-_APART = 1e-6
-_MEASURED = ("ilisi", "same_environment_neighbours", "silhouette")
+_DUPLICATE_SHIFT = 1e-6
+_MIXING_SCORES = ("ilisi", "same_environment_neighbours", "silhouette")
 
 
 def batch_mixing(
@@ -107,7 +107,7 @@ def batch_mixing(
     >>> sorted(scores)[:2]  # how mixed wells are, beside what permuted wells would be
     ['ilisi', 'ilisi_expected']
     """
-    x, environments = np.asarray(stored_embedding(adata, embedding_key)), label_names(adata, e_key)
+    x, environments = np.asarray(get_embedding(adata, embedding_key)), get_label_texts(adata, e_key)
     rng = np.random.default_rng([seed, len(x)])
     if max_cells is not None and len(x) > max_cells:
         rows = np.sort(rng.choice(len(x), max_cells, replace=False))
@@ -120,25 +120,29 @@ def batch_mixing(
     check_finite_rows(x)
     groups = [np.arange(len(x))]
     if y_key is not None:
-        groups, n_left_out = _groups(label_names(adata, y_key)[rows], codes, y_key, 3 * n_neighbors)
+        groups, n_left_out = _rows_of_scorable_perturbations(
+            get_label_texts(adata, y_key)[rows], codes, y_key, 3 * n_neighbors
+        )
     if len(x) <= n_neighbors:
         msg = f"n_neighbors={n_neighbors} asks for more cells than there are ({len(x)}): lower n_neighbors."
         raise ValueError(msg)
-    x_apart, is_point = apart(x, rng)
-    frame = pd.DataFrame([_mixing(x_apart[group], codes[group], n_neighbors, seed) for group in groups])
+    x_apart, is_point = separate_duplicates(x, rng)
+    frame = pd.DataFrame([_mixing_scores(x_apart[group], codes[group], n_neighbors, seed) for group in groups])
     weight = [len(group) for group in groups]
     scores = {str(name): float(np.average(values, weights=weight)) for name, values in frame.items()}
     if is_point:
         msg = (
             f"Half of the cells or more lie at one place of obsm[{embedding_key!r}], which has collapsed: "
-            f"{', '.join(_MEASURED)} are NaN."
+            f"{', '.join(_MIXING_SCORES)} are NaN."
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
-        scores |= dict.fromkeys(_MEASURED, np.nan)
+        scores |= dict.fromkeys(_MIXING_SCORES, np.nan)
     return scores if y_key is None else scores | {"n_left_out": float(n_left_out)}
 
 
-def _groups(labels: np.ndarray, codes: np.ndarray, y_key: str, at_least: int) -> tuple[list[np.ndarray], int]:
+def _rows_of_scorable_perturbations(
+    labels: np.ndarray, codes: np.ndarray, y_key: str, at_least: int
+) -> tuple[list[np.ndarray], int]:
     """Return the rows of each perturbation within which mixing can be measured, and count other perturbations."""
     rows = list(pd.Series(labels).groupby(labels).indices.values())
     large = [group for group in rows if len(group) >= at_least]
@@ -158,7 +162,7 @@ def _groups(labels: np.ndarray, codes: np.ndarray, y_key: str, at_least: int) ->
     return kept, n_left_out
 
 
-def apart(x: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, bool]:
+def separate_duplicates(x: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, bool]:
     """Shift each cell by a tiny random vector, to rank coinciding cells at random, and test for a collapsed embedding.
 
     The shifts are too small to change the order of neighbours, except among cells that coincide. Without shifts,
@@ -169,21 +173,21 @@ def apart(x: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, bool]:
     -------
     The shifted cells, and whether at least half of the cells coincide.
     """
-    rounding = resolution(x.dtype)
+    rounding = relative_rounding_error(x.dtype)
     # if more than half of the cells coincide, the median is the point where they lie
     centre = np.median(x, axis=0).astype(np.float64)
     x = x - centre
     spread = float(np.median(np.linalg.norm(x, axis=1)))
     is_point = spread <= rounding * np.linalg.norm(centre)
-    return x + _APART * (1.0 if is_point else spread) * rng.normal(size=x.shape), bool(is_point)
+    return x + _DUPLICATE_SHIFT * (1.0 if is_point else spread) * rng.normal(size=x.shape), bool(is_point)
 
 
-def _mixing(x: np.ndarray, codes: np.ndarray, n_neighbors: int, seed: int) -> dict[str, float]:
+def _mixing_scores(x: np.ndarray, codes: np.ndarray, n_neighbors: int, seed: int) -> dict[str, float]:
     names, codes = np.unique(codes, return_inverse=True)
     distances, neighbors = nearest_neighbors(x, n_neighbors, seed)
     frequency = np.bincount(codes)
     rng = np.random.default_rng(seed)
-    rows = rng.permutation(len(x))[:_SILHOUETTE_CELLS]
+    rows = rng.permutation(len(x))[:_MAX_CELLS_SILHOUETTE]
     permuted = rng.permutation(codes)
     effective = np.median(lisi(distances, neighbors, [codes, permuted], n_neighbors / 3), axis=1)
     ilisi, ilisi_expected = (effective - 1) / (len(names) - 1)
@@ -206,14 +210,14 @@ def _silhouette(x: np.ndarray, codes: np.ndarray) -> float:
 
 def nearest_neighbors(x: np.ndarray, n_neighbors: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return Euclidean distances to the nearest other cells, and their row numbers, each ``(N, n_neighbors)``."""
-    if len(x) <= _EXACT_CELLS:
+    if len(x) <= _MAX_CELLS_EXACT_NEIGHBOURS:
         from sklearn.neighbors import NearestNeighbors
 
         # without an argument, kneighbors() excludes the cell itself
         return NearestNeighbors(n_neighbors=n_neighbors, algorithm="brute").fit(x).kneighbors()
     from pynndescent import NNDescent
 
-    with torch_threads_kept():
+    with keep_torch_threads():
         index, distances = NNDescent(x, n_neighbors=n_neighbors + 1, random_state=seed).neighbor_graph
     # each cell is in its own list of neighbours, and is removed from it. Where duplicates have displaced the cell from
     # its list, the last neighbour is removed instead.
@@ -242,18 +246,21 @@ def lisi(distances: np.ndarray, neighbors: np.ndarray, labels: Sequence[ArrayLik
     Effective number of labels around each cell, ``(len(labels), N)``.
     """
     codes = [np.asarray(labeling) for labeling in labels]
-    blocks = [np.stack(list(_simpson(distances[b], neighbors[b], codes, perplexity))) for b in _slices(len(distances))]
+    blocks = [
+        np.stack(list(_effective_numbers_of_labels(distances[b], neighbors[b], codes, perplexity)))
+        for b in _slices(len(distances))
+    ]
     return np.concatenate(blocks, axis=1)
 
 
 def _slices(n: int) -> Iterator[slice]:
-    return (slice(start, start + _BLOCK) for start in range(0, n, _BLOCK))
+    return (slice(start, start + _ROWS_PER_BLOCK_OF_NEIGHBOURS) for start in range(0, n, _ROWS_PER_BLOCK_OF_NEIGHBOURS))
 
 
-def _simpson(
+def _effective_numbers_of_labels(
     distances: np.ndarray, neighbors: np.ndarray, labels: Sequence[np.ndarray], perplexity: float
 ) -> Iterator[np.ndarray]:
-    weights, n = _kernel(distances, perplexity), len(distances)
+    weights, n = _neighbour_weights(distances, perplexity), len(distances)
     for codes in labels:
         size = int(codes.max()) + 1
         place = np.arange(n)[:, None] * size + codes[neighbors]
@@ -261,7 +268,7 @@ def _simpson(
         yield 1 / np.square(mass).sum(axis=1)
 
 
-def _kernel(distances: np.ndarray, perplexity: float, tolerance: float = 1e-5) -> np.ndarray:
+def _neighbour_weights(distances: np.ndarray, perplexity: float, tolerance: float = 1e-5) -> np.ndarray:
     """Compute the weights of the neighbours, ``(N, K)``, for a given perplexity.
 
     ``tolerance`` is the largest accepted difference between the entropy of the weights and the logarithm of the

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 import pandas as pd
 
-from scbd._anndata import dense
+from scbd._anndata import check_dense
 from scbd._checks import check_choice, check_finite_rows, check_unmasked
-from scbd._linear_maps import label_means, resolution
-from scbd.metrics._average_precision import rounded, unit_rows
-from scbd.metrics._table import chosen_rows, label_names, stored_embedding
+from scbd._linear_maps import label_means, relative_rounding_error
+from scbd.metrics._average_precision import round_cosines, scale_to_unit_length
+from scbd.metrics._table import get_embedding, get_label_texts, row_mask
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -39,36 +39,36 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["linear", "quadratic", "neighbours", "nearest_mean"]
+ProbeKind = Literal["linear", "quadratic", "neighbours", "nearest_mean"]
 Classifier = Literal["linear", "nearest_mean"]
 
 # maximum number of predicted scores (cells × labels) in memory at once. The AUROC is computed from no more scores than
 # this either: more would change only its third digit.
-_SCORES = 1 << 24
+_MAX_SCORES_IN_MEMORY = 1 << 24
 # the number of fits to permuted labels is this constant divided by (training cells × labels), but from 1 to 5
-_CHANCE_SIZE = 100_000
+_PERMUTED_FIT_SIZE = 100_000
 # maximum number of values, for example cosines, that are processed at once
-_VALUES = 1 << 22
+_MAX_VALUES_IN_MEMORY = 1 << 22
 # quadratic probe: number of principal components; number of leading components that are multiplied with each other
 # (64 + 64 + 120 features in all, which a few hundred training cells can support); and the number of standard deviations
 # to which components are clipped, because the square of an outlier would outweigh all other values
-_N_COMPONENTS, _N_MULTIPLIED, _CLIP = 64, 16, 5.0
+_QUADRATIC_N_COMPONENTS, _QUADRATIC_N_MULTIPLIED, _QUADRATIC_MAX_DEVIATIONS = 64, 16, 5.0
 # neighbours probe: number of neighbours that vote; and the weight of a neighbour's cosine in its vote, so small that it
 # only decides between labels with equal numbers of votes
-_N_NEIGHBOURS, _NEARNESS = 15, 1e-3
+_N_NEIGHBOURS, _COSINE_TIE_BREAKER = 15, 1e-3
 # number of logits that fit into the processor's cache; minimum number of cells for a fast matrix product
-_LOGITS, _CELLS = 1 << 18, 128
+_LOGITS_PER_BLOCK, _MIN_CELLS_PER_BLOCK = 1 << 18, 128
 # principal axes with at most this fraction of the largest variance are dropped, because they are rounding errors
-_NOTHING = 1e-7
+_MIN_RELATIVE_VARIANCE = 1e-7
 # scipy's status of an L-BFGS-B result that reached the maximum number of iterations
-_UNFINISHED = 1
+_LBFGS_ITERATION_LIMIT = 1
 
 
 def label_probe(
     embedding: Any,
     labels: ArrayLike,
     *,
-    kind: Kind = "linear",
+    kind: ProbeKind = "linear",
     train_fraction: float = 0.6,
     groups: ArrayLike | None = None,
     train: ArrayLike | None = None,
@@ -137,7 +137,7 @@ def label_probe(
     >>> scbd.metrics.label_probe(embedding, np.repeat(["a", "b", "c"], 50))["accuracy"]
     1.0
     """
-    return probed(
+    return run_probe(
         embedding,
         labels,
         kind=kind,
@@ -154,7 +154,7 @@ def batch_probe(
     embedding_key: str,
     e_key: str | Sequence[str],
     *,
-    kind: Kind = "linear",
+    kind: ProbeKind = "linear",
     group_key: str | None = None,
     train_fraction: float = 0.6,
     max_cells: int | None = None,
@@ -194,10 +194,10 @@ def batch_probe(
     ['accuracy', 'auroc', 'chance_f1', 'f1']
     """
     return label_probe(
-        stored_embedding(adata, embedding_key),
-        label_names(adata, e_key),
+        get_embedding(adata, embedding_key),
+        get_label_texts(adata, e_key),
         kind=kind,
-        groups=None if group_key is None else label_names(adata, group_key),
+        groups=None if group_key is None else get_label_texts(adata, group_key),
         train_fraction=train_fraction,
         max_cells=max_cells,
         seed=seed,
@@ -235,22 +235,22 @@ def predict_labels(
     >>> scbd.metrics.predict_labels(known, ["a", "b"], np.array([[0.1, 0.9]]), classifier="nearest_mean").tolist()
     ['a']
     """
-    train_embedding = dense(train_embedding, "train_embedding")
-    codes, names = _codes(train_embedding, train_labels)
+    train_embedding = check_dense(train_embedding, "train_embedding")
+    codes, names = _encode_labels_of_embedding(train_embedding, train_labels)
     if len(names) < 2:
         msg = "A probe needs at least two different labels to tell apart."
         raise ValueError(msg)
     check_choice("classifier", classifier, ("linear", "nearest_mean"))
-    train, new = np.asarray(train_embedding, dtype=np.float64), np.asarray(dense(embedding, "embedding"))
+    train, new = np.asarray(train_embedding, dtype=np.float64), np.asarray(check_dense(embedding, "embedding"))
     _check_finite(new)
     if new.shape[1] != train.shape[1]:
         msg = f"What is learned from has {train.shape[1]} components, and what is predicted from has {new.shape[1]}."
         raise ValueError(msg)
     reader = READERS[classifier](train, codes, np.arange(len(train)))
-    return np.asarray(names)[_predicted(reader, new, np.arange(len(new)), len(names))]
+    return np.asarray(names)[_predict_codes(reader, new, np.arange(len(new)), len(names))]
 
 
-class Probed(NamedTuple):
+class ProbeResult(NamedTuple):
     """Scores of a probe, with its predictions for the test cells."""
 
     scores: dict[str, float]
@@ -262,7 +262,7 @@ class Probed(NamedTuple):
     units: np.ndarray
     """Integer code of the unit that was held out as a whole, ``(T,)``: the group of the test cell, or the cell."""
 
-    def resampled(self, n: int, seed: int) -> dict[str, np.ndarray]:
+    def bootstrap_scores(self, n: int, seed: int) -> dict[str, np.ndarray]:
         """Return bootstrap samples of ``f1`` and ``accuracy``, each ``(n,)``.
 
         Each sample draws held-out units with replacement, as many as there are. Equal seeds draw the same units.
@@ -278,21 +278,21 @@ class Probed(NamedTuple):
         return {name: np.array(values) for name, values in found.items()}
 
 
-def probed(
+def run_probe(
     embedding: Any,
     labels: ArrayLike,
     *,
-    kind: Kind,
+    kind: ProbeKind,
     train_fraction: float = 0.6,
     groups: ArrayLike | None,
     train: ArrayLike | None = None,
     max_cells: int | None,
     seed: int,
-) -> Probed:
+) -> ProbeResult:
     """Fit a probe and test it on held-out cells, see :func:`label_probe`."""
-    check_choice("kind", kind, Kind)
-    embedding = dense(embedding, "embedding")
-    codes, _ = _codes(embedding, labels)
+    check_choice("kind", kind, ProbeKind)
+    embedding = check_dense(embedding, "embedding")
+    codes, _ = _encode_labels_of_embedding(embedding, labels)
     rng = np.random.default_rng(seed)
     rows = np.arange(len(codes))
     if max_cells is not None and len(rows) > max_cells:
@@ -301,11 +301,11 @@ def probed(
     if len(np.unique(codes[rows])) < 2:
         msg = "A probe needs at least two labels with two cells each, one to learn from and one to be tested on."
         raise ValueError(msg)
-    of_group = None if groups is None else _factorized(groups, "group", len(codes), "labels")[0]
+    of_group = None if groups is None else _encode_values(groups, "group", len(codes), "labels")[0]
     if train is None:
         learned, test = _split(rows, codes, of_group, train_fraction, rng)
     else:
-        is_train = chosen_rows("train", train, len(codes))[rows]
+        is_train = row_mask("train", train, len(codes))[rows]
         learned, test = rows[is_train], rows[~is_train]
     # test cells whose label has no training cell are kept, and count as errors
     known = np.unique(codes[learned])
@@ -316,13 +316,13 @@ def probed(
     of_known[known] = np.arange(len(known))
     fit = READERS[kind]
     model = fit(embedding, of_known[codes], learned)
-    predicted = known[_predicted(model, embedding, test, len(known))]
+    predicted = known[_predict_codes(model, embedding, test, len(known))]
     chance = []
-    for _ in range(int(np.clip(_CHANCE_SIZE // (len(learned) * len(known)), 1, 5))):
+    for _ in range(int(np.clip(_PERMUTED_FIT_SIZE // (len(learned) * len(known)), 1, 5))):
         permuted = of_known[codes]
         permuted[learned] = rng.permutation(permuted[learned])
         permuted_model = fit(embedding, permuted, learned)
-        named = known[_predicted(permuted_model, embedding, test, len(known))]
+        named = known[_predict_codes(permuted_model, embedding, test, len(known))]
         chance.append(macro_f1(codes[test], named))
     scores = {
         "f1": macro_f1(codes[test], predicted),
@@ -330,7 +330,7 @@ def probed(
         "accuracy": float(np.mean(codes[test] == predicted)),
         "chance_f1": float(np.mean(chance)),
     }
-    return Probed(scores, codes[test], predicted, test if of_group is None else of_group[test])
+    return ProbeResult(scores, codes[test], predicted, test if of_group is None else of_group[test])
 
 
 def macro_f1(truth: np.ndarray, predicted: np.ndarray, weight: np.ndarray | None = None) -> float:
@@ -344,9 +344,9 @@ def macro_f1(truth: np.ndarray, predicted: np.ndarray, weight: np.ndarray | None
     return float(np.mean(2 * hits[total > 0] / total[total > 0]))
 
 
-def _codes(embedding: Any, labels: ArrayLike) -> tuple[np.ndarray, Any]:
+def _encode_labels_of_embedding(embedding: Any, labels: ArrayLike) -> tuple[np.ndarray, Any]:
     """Check the embedding, and return integer codes and names of the labels."""
-    found = _factorized(labels, "label", len(embedding), "embeddings")
+    found = _encode_values(labels, "label", len(embedding), "embeddings")
     _check_finite(embedding)
     return found
 
@@ -359,7 +359,7 @@ def _check_finite(embedding: Any) -> None:
     check_finite_rows(embedding)
 
 
-def _factorized(values: ArrayLike, what: str, n: int, beside: str) -> tuple[np.ndarray, Any]:
+def _encode_values(values: ArrayLike, what: str, n: int, beside: str) -> tuple[np.ndarray, Any]:
     """Return integer codes and names of labels or groups, one code for each of ``n`` cells.
 
     The two texts are the words for the values and for the cells in error messages.
@@ -400,12 +400,17 @@ def _split(
     return rows[is_train], rows[is_test]
 
 
-def _parts(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
+def _iterate_blocks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
     return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
-def _predicted(model: Reader, x: Any, rows: np.ndarray, n_labels: int) -> np.ndarray:
-    return np.concatenate([model.logits(x[part]).argmax(axis=1) for part in _parts(rows, max(1, _SCORES // n_labels))])
+def _predict_codes(model: Reader, x: Any, rows: np.ndarray, n_labels: int) -> np.ndarray:
+    return np.concatenate(
+        [
+            model.logits(x[part]).argmax(axis=1)
+            for part in _iterate_blocks(rows, max(1, _MAX_SCORES_IN_MEMORY // n_labels))
+        ]
+    )
 
 
 def _mean_auroc(model: Reader, x: Any, codes: np.ndarray, rows: np.ndarray, n_labels: int) -> float:
@@ -416,7 +421,7 @@ def _mean_auroc(model: Reader, x: Any, codes: np.ndarray, rows: np.ndarray, n_la
     from scipy.special import softmax
     from scipy.stats import rankdata
 
-    rows = np.sort(rows[: max(1, _SCORES // n_labels)])
+    rows = np.sort(rows[: max(1, _MAX_SCORES_IN_MEMORY // n_labels)])
     of_label, truth = softmax(model.logits(x[rows]), axis=1).T, codes[rows]
     areas = []
     for scores, own in zip(of_label, truth == np.arange(n_labels)[:, None], strict=True):
@@ -459,7 +464,7 @@ def split_groups(
     return (side == 1) & both[codes], (side == 0) & both[codes]
 
 
-def probe_groups(
+def resolve_probe_groups(
     adata: AnnData,
     y_key: str,
     e_key: str | Sequence[str] | None,
@@ -477,9 +482,9 @@ def probe_groups(
         perturbation in any split.
     """
     if group_key != "auto":
-        return None if group_key is None else label_names(adata, group_key)
-    e, guide = (None if key is None else label_names(adata, key) for key in (e_key, guide_key))
-    groups, wrong = groups_of_design(label_names(adata, y_key), e, guide)
+        return None if group_key is None else get_label_texts(adata, group_key)
+    e, guide = (None if key is None else get_label_texts(adata, key) for key in (e_key, guide_key))
+    groups, wrong = choose_probe_groups(get_label_texts(adata, y_key), e, guide)
     if wrong is not None:
         msg = (
             f"Between y_key={y_key!r} and e_key={e_key!r}, {wrong}: an embedding that holds the environment alone "
@@ -489,7 +494,7 @@ def probe_groups(
     return groups
 
 
-def groups_of_design(
+def choose_probe_groups(
     y: np.ndarray, e: np.ndarray | None, guide: np.ndarray | None
 ) -> tuple[np.ndarray | None, str | None]:
     """Choose the groups that a probe of the perturbation should hold out as a whole.
@@ -514,17 +519,19 @@ def groups_of_design(
     -------
     Groups ``(N,)`` or `None`; and a problem of the design as a part of a sentence, or `None`.
     """
-    guide = guide if guide is not None and _tells(guide, y) else None
+    guide = guide if guide is not None and _is_mostly_nested(guide, y) else None
     if e is None or len(np.unique(e)) < 2:
-        return _first_divisible(y, guide), None
-    if not _tells(e, y):
-        return _first_divisible(y, guide), "most perturbations lie in one environment only" if _tells(y, e) else None
-    groups = _first_divisible(y, None if guide is None else _joined(e, guide), e)
+        return _first_divisible_grouping(y, guide), None
+    if not _is_mostly_nested(e, y):
+        return _first_divisible_grouping(
+            y, guide
+        ), "most perturbations lie in one environment only" if _is_mostly_nested(y, e) else None
+    groups = _first_divisible_grouping(y, None if guide is None else _merge_groupings(e, guide), e)
     wrong = "most environments hold one perturbation, and fewer than two perturbations have two environments"
     return groups, wrong if groups is None else None
 
 
-def _first_divisible(label: np.ndarray, *candidates: np.ndarray | None) -> np.ndarray | None:
+def _first_divisible_grouping(label: np.ndarray, *candidates: np.ndarray | None) -> np.ndarray | None:
     """Return the first candidate grouping in which at least two labels have several groups, or `None`."""
     for group in candidates:
         if group is not None:
@@ -534,14 +541,14 @@ def _first_divisible(label: np.ndarray, *candidates: np.ndarray | None) -> np.nd
     return None
 
 
-def _tells(group: np.ndarray, label: np.ndarray) -> bool:
+def _is_mostly_nested(group: np.ndarray, label: np.ndarray) -> bool:
     """Return whether most cells lie in a group that holds a single label."""
     pairs = pd.DataFrame({"group": group, "label": label}).value_counts()
     sizes, n_labels = pairs.groupby(level="group").sum(), pairs.groupby(level="group").size()
     return bool(sizes[n_labels == 1].sum() > 0.5 * len(group))
 
 
-def _joined(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _merge_groupings(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Merge two groupings: cells that share a group in either of them get the same integer, ``(N,)``.
 
     The integers number the connected components of the graph that links the groups.
@@ -572,8 +579,8 @@ class _Quadratic:
     def __init__(self, x: Any, codes: np.ndarray, rows: np.ndarray) -> None:
         mean, sd, variance, axes = principal_axes(x, rows)
         length = np.sqrt(np.where(variance > 0, variance, 1))
-        self._mean, self._matrix = mean, (axes / length / sd[:, None])[:, :_N_COMPONENTS]
-        size = min(self._matrix.shape[1], _N_MULTIPLIED)
+        self._mean, self._matrix = mean, (axes / length / sd[:, None])[:, :_QUADRATIC_N_COMPONENTS]
+        size = min(self._matrix.shape[1], _QUADRATIC_N_MULTIPLIED)
         self._pairs = np.triu_indices(size, k=1)
         self._model = fit_logistic(self._expand(x[rows]), codes[rows])
 
@@ -581,7 +588,11 @@ class _Quadratic:
         return self._model.logits(self._expand(x))
 
     def _expand(self, x: np.ndarray) -> np.ndarray:
-        v = ((np.asarray(x, dtype=np.float64) - self._mean) @ self._matrix).astype(np.float32).clip(-_CLIP, _CLIP)
+        v = (
+            ((np.asarray(x, dtype=np.float64) - self._mean) @ self._matrix)
+            .astype(np.float32)
+            .clip(-_QUADRATIC_MAX_DEVIATIONS, _QUADRATIC_MAX_DEVIATIONS)
+        )
         one, two = self._pairs
         return np.concatenate([v, np.square(v), v[:, one] * v[:, two]], axis=1)
 
@@ -590,18 +601,18 @@ class _Neighbours:
     """Votes of the nearest training cells by cosine; cells that tie for the last places share the remaining votes."""
 
     def __init__(self, x: Any, codes: np.ndarray, rows: np.ndarray) -> None:
-        self._unit = unit_rows(np.asarray(x[rows]))
+        self._unit = scale_to_unit_length(np.asarray(x[rows]))
         self._codes, self._n_labels = codes[rows], int(codes[rows].max()) + 1
         self._n = min(_N_NEIGHBOURS, len(rows))
 
     def logits(self, x: np.ndarray) -> np.ndarray:
-        size = max(1, _VALUES // len(self._unit))
+        size = max(1, _MAX_VALUES_IN_MEMORY // len(self._unit))
         votes = np.concatenate([self._votes(x[start : start + size]) for start in range(0, len(x), size)])
         # labels without a vote get a small positive probability
         return np.log(votes / self._n + 1e-6)
 
     def _votes(self, x: np.ndarray) -> np.ndarray:
-        cosine = rounded(unit_rows(np.asarray(x)) @ self._unit.T)
+        cosine = round_cosines(scale_to_unit_length(np.asarray(x)) @ self._unit.T)
         last = np.partition(cosine, -self._n, axis=1)[:, -self._n, None]
         row, cell = np.nonzero(cosine >= last)
         near = cosine[row, cell]
@@ -610,7 +621,7 @@ class _Neighbours:
         n_last = np.bincount(row, minlength=len(x)) - n_nearer
         share = np.where(nearer, 1, ((self._n - n_nearer) / n_last)[row])
         label = row * self._n_labels + self._codes[cell]
-        votes = np.bincount(label, weights=share * (1 + _NEARNESS * near), minlength=len(x) * self._n_labels)
+        votes = np.bincount(label, weights=share * (1 + _COSINE_TIE_BREAKER * near), minlength=len(x) * self._n_labels)
         return votes.reshape(len(x), self._n_labels)
 
 
@@ -638,15 +649,15 @@ def _variance_within(x: np.ndarray, codes: np.ndarray, means: np.ndarray, freedo
     If this is 0 up to rounding, return the variance of the label means. If that is 0 as well, return 1. ``freedom`` is
     the number of degrees of freedom, cells minus labels.
     """
-    size = max(1, _VALUES // x.shape[1])
+    size = max(1, _MAX_VALUES_IN_MEMORY // x.shape[1])
     parts = (slice(start, start + size) for start in range(0, len(x), size))
     squares = sum(float(np.square(x[part] - means[codes[part]]).sum()) for part in parts)
     within, between = squares / max(1, freedom) / x.shape[1], float(np.square(means - means.mean(0)).mean())
-    rounding = float(np.square(resolution(x.dtype) * means).mean())
+    rounding = float(np.square(relative_rounding_error(x.dtype) * means).mean())
     return within if within > rounding else between if between > rounding else 1.0
 
 
-READERS: dict[Kind, Callable[[Any, np.ndarray, np.ndarray], Reader]] = {
+READERS: dict[ProbeKind, Callable[[Any, np.ndarray, np.ndarray], Reader]] = {
     "linear": _linear,
     "quadratic": _Quadratic,
     "neighbours": _Neighbours,
@@ -713,7 +724,9 @@ def fit_logistic(
     unit = 1 / np.sqrt((share * (1 - share))[:, None] * np.append(variance, 1.0) + penalty)
 
     learned, basis = (x, codes, rows, mean), turned
-    if n * min(n, x.shape[1]) <= _VALUES:  # rotate a few cells once, instead of the weights in each iteration
+    if (
+        n * min(n, x.shape[1]) <= _MAX_VALUES_IN_MEMORY
+    ):  # rotate a few cells once, instead of the weights in each iteration
         learned, basis = ((x[rows] - mean) @ turned, codes[rows], np.arange(n), np.zeros(1)), None
 
     def centred(values: np.ndarray) -> np.ndarray:
@@ -732,7 +745,7 @@ def fit_logistic(
     start[:, -1] = np.log(share) / unit[:, -1]
     options = {"maxiter": max_iter, "gtol": tolerance, "ftol": 0.0}
     result = minimize(value, start.ravel(), jac=True, method="L-BFGS-B", options=options)
-    if result.status == _UNFINISHED:
+    if result.status == _LBFGS_ITERATION_LIMIT:
         msg = f"Logistic regression of {n:,} cells and {k:,} labels has not converged in {result.nit} steps."
         warnings.warn(msg, UserWarning, stacklevel=2)
     weight = centred(result.x.reshape(unit.shape) * unit)
@@ -744,7 +757,7 @@ def _cross_entropy(
 ) -> tuple[float, np.ndarray, np.ndarray]:
     """Compute the cross entropy summed over cells, and its gradients by weight ``(K, D)`` and by bias ``(K,)``."""
     total, by_weight, by_bias = 0.0, np.zeros_like(weight), np.zeros_like(bias)
-    for block in _parts(rows, max(_CELLS, _LOGITS // len(bias))):
+    for block in _iterate_blocks(rows, max(_MIN_CELLS_PER_BLOCK, _LOGITS_PER_BLOCK // len(bias))):
         features, own = x[block] - mean, (np.arange(len(block)), codes[block])
         p = features @ weight.T + bias
         p -= p.max(axis=1, keepdims=True)
@@ -780,26 +793,26 @@ def principal_axes(x: Any, rows: np.ndarray) -> PrincipalAxes:
     n, d = len(rows), x.shape[1]
     # an origin close to the data: squares of values with a large mean would lose digits
     origin = np.asarray(x[rows[0]], dtype=np.float64)
-    blocks = list(_parts(rows, max(_VALUES // d, d)))
+    blocks = list(_iterate_blocks(rows, max(_MAX_VALUES_IN_MEMORY // d, d)))
     shift = sum((x[block] - origin).sum(axis=0) for block in blocks) / n
     if n < d:
         # with fewer rows than features, the products of rows are a smaller matrix that has the same nonzero variances
         centred = x[rows] - origin - shift
         sd = _not_zero(np.sqrt(np.square(centred).mean(axis=0)))
         centred /= sd
-        variance, of_rows = _decomposed(centred @ centred.T / n)
+        variance, of_rows = _descending_eigenpairs(centred @ centred.T / n)
         axes = centred.T @ of_rows / np.sqrt(n * _not_zero(variance))
     else:
         squares = sum((part := x[block] - origin).T @ part for block in blocks)
         covariance = squares / n - np.outer(shift, shift)
         sd = _not_zero(np.sqrt(np.clip(np.diag(covariance), 0, None)))
-        variance, axes = _decomposed(covariance / np.outer(sd, sd))
+        variance, axes = _descending_eigenpairs(covariance / np.outer(sd, sd))
     return PrincipalAxes(shift + origin, sd, variance, axes)
 
 
-def _decomposed(square: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _descending_eigenpairs(square: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     values, vectors = np.linalg.eigh(square)
-    keep = values > _NOTHING * values[-1]
+    keep = values > _MIN_RELATIVE_VARIANCE * values[-1]
     keep[-1] = True
     return np.clip(values[keep], 0, None)[::-1], vectors[:, keep][:, ::-1]
 

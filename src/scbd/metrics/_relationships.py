@@ -27,21 +27,21 @@ import pandas as pd
 from scipy import sparse
 from scipy.stats import false_discovery_control
 
-from scbd._anndata import control_names, label_text
-from scbd._checks import check_choice, check_count, check_finite_rows, check_unmasked, head
-from scbd.metrics._average_precision import chance, score_queries, unit_rows
+from scbd._anndata import check_control_labels, label_text
+from scbd._checks import check_choice, check_count, check_finite_rows, check_unmasked, join_first
+from scbd.metrics._average_precision import expected_average_precision, scale_to_unit_length, score_queries
 from scbd.metrics._resampling import (
     Resampled,
-    Score,
-    blocks_of,
-    interval,
+    ScoreName,
+    bootstrap_interval,
+    cumulative_weight,
+    divide_into_blocks,
     is_in_a_tail,
     mean_cosine,
-    percentiles_of,
     sequential_p_values,
     weight_outside,
 )
-from scbd.metrics._table import coded_labels, stored_embedding, warn_of_folds
+from scbd.metrics._table import encode_label_column, get_embedding, warn_if_models_are_mixed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,14 +60,14 @@ Universe = Literal["annotated", "profiles"]
 # predicted
 PERCENTILES = tuple(range(80, 100))
 # number of cells that are averaged at once
-_CELLS = 65_536
+_CELLS_PER_BLOCK = 65_536
 # maximum number of cosines in a temporary block of the cosine matrix
-_COSINES = 1 << 24
+_MAX_COSINES_IN_MEMORY = 1 << 24
 # a network holds sets if at most this fraction of its sources are genes, and pairs if at least 1 minus this fraction
 # are; otherwise its kind is not clear
-_FEW = 0.05
+_MAX_FRACTION_OF_GENES_AMONG_SET_NAMES = 0.05
 # largest false discovery rate at which a complex counts as significant
-_CALLED_AT = 0.05
+_MAX_FALSE_DISCOVERY_RATE = 0.05
 
 
 def aggregate(
@@ -146,12 +146,14 @@ def aggregate(
     if min_guides > 1 and guide_key is None:
         msg = f"min_guides={min_guides} counts the guides of a gene: name their column with guide_key."
         raise ValueError(msg)
-    embedding = stored_embedding(adata, embedding_key)
-    gene = coded_labels(adata, gene_key)
-    warn_of_folds(adata)
-    controls = [] if control is None else control_names(control, gene[0], gene_key)
-    guides, code = _guides(*gene, None if guide_key is None else coded_labels(adata, guide_key), controls)
-    means = _averages(embedding, code, len(guides), average)
+    embedding = get_embedding(adata, embedding_key)
+    gene = encode_label_column(adata, gene_key)
+    warn_if_models_are_mixed(adata)
+    controls = [] if control is None else check_control_labels(control, gene[0], gene_key)
+    guides, code = _merge_controls_and_count_guides(
+        *gene, None if guide_key is None else encode_label_column(adata, guide_key), controls
+    )
+    means = _average_groups(embedding, code, len(guides), average)
     guides_kept = guides["n_cells"] >= min_cells
     of_gene = guides[guides_kept].groupby("gene", sort=True, observed=True)
     genes = of_gene.agg(n_cells=("n_cells", "sum"), n_guides=("guide", "size"))
@@ -161,8 +163,8 @@ def aggregate(
     reference = values.index.intersection(controls)  # at most one row: all controls were merged into one
     if len(reference) != min(1, len(controls)) or len(values) < 2 + len(reference):
         msg = (
-            f"Too few genes are left ({head(values.index) or 'none'}): profiles need two, and the control where one is "
-            f"given. Lower min_cells={min_cells} or min_guides={min_guides}."
+            f"Too few genes are left ({join_first(values.index) or 'none'}): profiles need two, and the control where "
+            f"one is given. Lower min_cells={min_cells} or min_guides={min_guides}."
         )
         raise ValueError(msg)
     dropped = {
@@ -173,7 +175,7 @@ def aggregate(
         logger.warning("Dropped %d guides and %d genes with too few cells.", *map(len, dropped.values()))
     if len(reference):
         values = values - values.loc[reference[0]]
-    profiles = _standardized(values, reference, standardize)
+    profiles = _standardize_profiles(values, reference, standardize)
     genes = genes.drop(reference)
     settings = {
         "control": controls[0] if len(controls) == 1 else controls,
@@ -189,7 +191,7 @@ def aggregate(
     )
 
 
-def _guides(
+def _merge_controls_and_count_guides(
     genes: np.ndarray, gene: np.ndarray, guides: tuple[np.ndarray, np.ndarray] | None, controls: list[str]
 ) -> tuple[pd.DataFrame, np.ndarray]:
     """Return gene, name and number of cells of each guide as a frame, and for each cell the row of its guide.
@@ -213,29 +215,29 @@ def _guides(
     return pd.DataFrame(frame).astype(str).assign(n_cells=n_cells), code
 
 
-def _averages(embedding: Any, code: np.ndarray, n: int, average: Average) -> np.ndarray:
+def _average_groups(embedding: Any, code: np.ndarray, n: int, average: Average) -> np.ndarray:
     """Return the mean or the median of the rows of each group, float64 ``(n, D)``."""
     out = np.zeros((n, embedding.shape[1]))
     if average == "median":
         order = np.argsort(code, kind="stable")
         for group, rows in enumerate(np.split(order, np.cumsum(np.bincount(code, minlength=n))[:-1])):
-            out[group] = np.median(_finite(embedding[np.sort(rows)]), axis=0)
+            out[group] = np.median(_to_finite_float64(embedding[np.sort(rows)]), axis=0)
         return out
-    for start in range(0, len(code), _CELLS):
-        block = _finite(embedding[start : start + _CELLS])
-        rows = code[start : start + _CELLS]
+    for start in range(0, len(code), _CELLS_PER_BLOCK):
+        block = _to_finite_float64(embedding[start : start + _CELLS_PER_BLOCK])
+        rows = code[start : start + _CELLS_PER_BLOCK]
         member = sparse.csr_array((np.ones(len(rows)), (rows, np.arange(len(rows)))), shape=(n, len(rows)))
         out += member @ block
     return out / np.bincount(code, minlength=n)[:, None]
 
 
-def _finite(block: Any) -> np.ndarray:
+def _to_finite_float64(block: Any) -> np.ndarray:
     block = np.asarray(block, dtype=np.float64)
     check_finite_rows(block, "The embedding of cells that are read together")
     return block
 
 
-def _standardized(profiles: pd.DataFrame, control: pd.Index, standardize: Standardize | None) -> pd.DataFrame:
+def _standardize_profiles(profiles: pd.DataFrame, control: pd.Index, standardize: Standardize | None) -> pd.DataFrame:
     genes = profiles.drop(control)
     if standardize is None:
         return genes
@@ -244,7 +246,7 @@ def _standardized(profiles: pd.DataFrame, control: pd.Index, standardize: Standa
     return (genes - reference.mean()) / sd.where(sd > 0, 1.0)
 
 
-class Network(NamedTuple):
+class GeneNetwork(NamedTuple):
     """Network of relations without duplicate rows, and its kind."""
 
     rows: pd.DataFrame
@@ -255,7 +257,7 @@ class Network(NamedTuple):
 
 def _read_network(
     net: pd.DataFrame, genes: np.ndarray, net_kind: NetKind = "auto", max_set_size: int | None = None
-) -> Network:
+) -> GeneNetwork:
     """Read a network, and determine whether it holds pairs of genes or members of sets; see :class:`Relations`.
 
     ``genes`` are the symbols of the profiles, ``(G,)``. They help to distinguish genes from names of sets.
@@ -271,11 +273,11 @@ def _read_network(
     if rows.empty:
         msg = "net has no rows: it needs one for each gene of each set, or one for each pair of genes."
         raise ValueError(msg)
-    kind = _plain_kind(rows, genes) if said == "auto" else said
-    return Network(rows if max_set_size is None else _of_small_sets(rows, kind, genes, max_set_size), kind)
+    kind = _infer_network_kind(rows, genes) if said == "auto" else said
+    return GeneNetwork(rows if max_set_size is None else _drop_large_sets(rows, kind, genes, max_set_size), kind)
 
 
-def _of_small_sets(rows: pd.DataFrame, kind: Kind, genes: np.ndarray, most: int) -> pd.DataFrame:
+def _drop_large_sets(rows: pd.DataFrame, kind: Kind, genes: np.ndarray, most: int) -> pd.DataFrame:
     """Remove sets with more than ``most`` genes that have a profile; genes without a profile are not counted."""
     check_count("max_set_size", most, least=2)
     if kind == "pairs":
@@ -289,21 +291,21 @@ def _of_small_sets(rows: pd.DataFrame, kind: Kind, genes: np.ndarray, most: int)
     return rows[~rows["source"].isin(large)]
 
 
-def _plain_kind(rows: pd.DataFrame, genes: np.ndarray) -> Kind:
+def _infer_network_kind(rows: pd.DataFrame, genes: np.ndarray) -> Kind:
     """Return ``"pairs"`` if nearly all sources are genes, ``"sets"`` if nearly none is; raise an error otherwise."""
     sources = pd.Index(rows["source"].unique())
     known = sources[sources.isin(rows["target"]) | sources.isin(genes)]
     share = len(known) / len(sources)
-    if _FEW < share < 1 - _FEW:
+    if _MAX_FRACTION_OF_GENES_AMONG_SET_NAMES < share < 1 - _MAX_FRACTION_OF_GENES_AMONG_SET_NAMES:
         msg = (
             f"net may hold pairs of genes or sets of genes: {len(known):,} of its {len(sources):,} sources are genes "
-            f"themselves (such as {head(known, 3)}). Say which it is with net_kind='pairs' or net_kind='sets'."
+            f"themselves (such as {join_first(known, 3)}). Say which it is with net_kind='pairs' or net_kind='sets'."
         )
         raise ValueError(msg)
-    return "pairs" if share > _FEW else "sets"
+    return "pairs" if share > _MAX_FRACTION_OF_GENES_AMONG_SET_NAMES else "sets"
 
 
-def _related_genes(genes: np.ndarray, network: Network) -> sparse.csr_array:
+def _related_genes(genes: np.ndarray, network: GeneNetwork) -> sparse.csr_array:
     """Return the sparse boolean matrix of related genes, ``(G, G)``, symmetric and without diagonal."""
     row = pd.Series(np.arange(len(genes)), index=genes)
     inside = network.rows[network.rows["target"].isin(row.index)]
@@ -324,8 +326,8 @@ def _related_genes(genes: np.ndarray, network: Network) -> sparse.csr_array:
     if not related.nnz:
         msg = (
             f"No two of the {n} profiles are related in net, which is read as {network.kind} (profiles: "
-            f"{head(genes, 3)}; net: {head(network.rows['target'], 3)}): name the column of gene symbols with "
-            "gene_key, or give net_kind."
+            f"{join_first(genes, 3)}; net: {join_first(network.rows['target'], 3)}): name the column of gene symbols "
+            "with gene_key, or give net_kind."
         )
         raise ValueError(msg)
     return related
@@ -422,7 +424,7 @@ class Relations:
         """
         n = len(self.genes)
         cosine = np.empty(n * (n - 1) // 2, dtype=self.unit.dtype)
-        size = max(1, _COSINES // n)
+        size = max(1, _MAX_COSINES_IN_MEMORY // n)
         end = 0
         for start in range(0, n, size):
             block = self.unit[start : start + size] @ self.unit[start:].T
@@ -453,20 +455,20 @@ def _profiles(profiles: AnnData, gene_key: str | None) -> tuple[np.ndarray, np.n
     names, counts = np.unique(genes, return_counts=True)
     if (counts > 1).any():
         msg = (
-            f"{(counts > 1).sum()} genes have several profiles ({head(names[counts > 1])}): average them, for example "
-            "with scbd.metrics.aggregate."
+            f"{(counts > 1).sum()} genes have several profiles ({join_first(names[counts > 1])}): average them, for "
+            "example with scbd.metrics.aggregate."
         )
         raise ValueError(msg)
     check_unmasked("X of the profiles", profiles.X)
     x = profiles.X.toarray() if sparse.issparse(profiles.X) else np.asarray(profiles.X)
     bad = ~np.isfinite(x).all(axis=1)
     if bad.any():
-        msg = f"{bad.sum()} profiles hold NaN or infinity ({head(genes[bad])}): drop them or repair them."
+        msg = f"{bad.sum()} profiles hold NaN or infinity ({join_first(genes[bad])}): drop them or repair them."
         raise ValueError(msg)
     return genes, x.astype(np.promote_types(x.dtype, np.float32))
 
 
-def _relations_of(
+def _get_relations(
     profiles: AnnData | Relations,
     net: pd.DataFrame | None,
     net_kind: NetKind = "auto",
@@ -536,24 +538,24 @@ def relationship_curve(
     >>> curve.columns.to_list()
     ['percentile', 'precision', 'recall']
     """
-    relations = _relations_of(profiles, net, net_kind, gene_key, universe)
+    relations = _get_relations(profiles, net, net_kind, gene_key, universe)
     ordered, known = relations.ranked
     grid = np.asarray(percentiles, dtype=float)
-    limits = _limits(relations, grid, diagonal)
+    limits = _cosine_limits(relations, grid, diagonal)
     n_predicted, n_found = weight_outside(ordered, *limits), weight_outside(known, *limits)
     with np.errstate(invalid="ignore"):
         precision = np.where(n_predicted > 0, n_found / n_predicted, np.nan)
     return pd.DataFrame({"percentile": grid, "precision": precision, "recall": n_found / len(known)})
 
 
-def _limits(relations: Relations, grid: np.ndarray, diagonal: bool) -> tuple[np.ndarray, np.ndarray]:
+def _cosine_limits(relations: Relations, grid: np.ndarray, diagonal: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return two limits per percentile: pairs with a cosine up to the first, or from the second on, are predicted."""
     if not ((grid >= 0) & (grid <= 100)).all():
         msg = f"percentiles={grid.tolist()} must lie between 0 and 100."
         raise ValueError(msg)
     n_genes = len(relations.genes) if diagonal else None
     ordered = relations.ranked[0]
-    return percentiles_of(ordered, 100 - grid, n_genes), percentiles_of(ordered, grid, n_genes)
+    return cumulative_weight(ordered, 100 - grid, n_genes), cumulative_weight(ordered, grid, n_genes)
 
 
 def relationship_area(curve: pd.DataFrame) -> float:
@@ -622,7 +624,7 @@ def relationship_recall(
     True
     """
     _check_tail(tail)
-    ordered, known = _relations_of(profiles, net, net_kind, gene_key, universe).ranked
+    ordered, known = _get_relations(profiles, net, net_kind, gene_key, universe).ranked
     first = ordered.searchsorted(known, side="left")
     last = ordered.searchsorted(known, side="right") - 1
     return float(np.mean(is_in_a_tail(first, last, len(ordered), tail)))
@@ -657,7 +659,7 @@ def relationship_average_precision(
     >>> 0 <= scbd.metrics.relationship_average_precision(profiles, net) <= 1
     True
     """
-    ordered, known = _relations_of(profiles, net, net_kind, gene_key, universe).ranked
+    ordered, known = _get_relations(profiles, net, net_kind, gene_key, universe).ranked
     # precision among all pairs with at least the cosine of each known relation: ties share a threshold, as in
     # scikit-learn
     values = np.unique(known)
@@ -667,7 +669,7 @@ def relationship_average_precision(
     return float(np.sum(gained * n_known / n_at_least) / len(known))
 
 
-def relationship_chance(
+def expected_relationship_scores(
     relations: Relations, *, percentiles: Sequence[float] = PERCENTILES, diagonal: bool = True, tail: float = 0.05
 ) -> dict[str, float]:
     """Compute the scores that are expected if the same number of relations fell on random pairs of the same profiles.
@@ -702,15 +704,15 @@ def relationship_chance(
     # contribution of a known relation itself to the precision among all pairs with at least its cosine
     itself = float(np.sum(size / (n - first)) / n)
     grid = np.sort(np.asarray(percentiles, dtype=float))[::-1]
-    n_predicted = weight_outside(ordered, *_limits(relations, grid, diagonal))
+    n_predicted = weight_outside(ordered, *_cosine_limits(relations, grid, diagonal))
     return {
-        "area": _area_by_chance(n_predicted[n_predicted > 0], n, other),
+        "area": _expected_area(n_predicted[n_predicted > 0], n, other),
         "recall": float(size[in_a_tail].sum() / n),
         "average_precision": itself + other * (1 - itself),
     }
 
 
-def _area_by_chance(n_predicted: np.ndarray, n: int, other: float) -> float:
+def _expected_area(n_predicted: np.ndarray, n: int, other: float) -> float:
     """Compute the expected area under a curve, from the number of predicted pairs at each of its points.
 
     The points are in ascending order of this number. ``n`` is the number of pairs, and ``other`` is the probability
@@ -729,7 +731,7 @@ def relationship_interval(
     net: pd.DataFrame | None = None,
     *,
     other: AnnData | Relations | None = None,
-    score: Score = "average_precision",
+    score: ScoreName = "average_precision",
     tail: float = 0.05,
     level: float = 0.95,
     n_bootstrap: int = 200,
@@ -788,7 +790,7 @@ def relationship_interval(
     >>> low <= high
     True
     """
-    several = [_relations_of(one, net, net_kind, gene_key, universe) for one in (profiles, other) if one is not None]
+    several = [_get_relations(one, net, net_kind, gene_key, universe) for one in (profiles, other) if one is not None]
     one, two = several[0], several[-1]
     if list(one.genes) != list(two.genes) or (one.known != two.known).nnz:
         msg = (
@@ -797,11 +799,11 @@ def relationship_interval(
         )
         raise ValueError(msg)
     values, n_effective = resampled_scores(several, score, tail, n_bootstrap, seed)
-    return interval((values[0] if other is None else values[0] - values[1])[1:], level, n_effective)
+    return bootstrap_interval((values[0] if other is None else values[0] - values[1])[1:], level, n_effective)
 
 
 def resampled_scores(
-    several: list[Relations], score: Score, tail: float, n_bootstrap: int, seed: int
+    several: list[Relations], score: ScoreName, tail: float, n_bootstrap: int, seed: int
 ) -> tuple[list[np.ndarray], float]:
     """Compute a score of several embeddings for the data and for the same bootstrap samples.
 
@@ -810,10 +812,10 @@ def resampled_scores(
     For each embedding an array ``(1 + n_bootstrap,)``, with the score of the data first; and the effective number of
     complexes.
     """
-    check_choice("score", score, Score)
+    check_choice("score", score, ScoreName)
     _check_tail(tail)
     check_count("n_bootstrap", n_bootstrap)
-    blocks = blocks_of(several[0].known)
+    blocks = divide_into_blocks(several[0].known)
     n = int(blocks.max()) + 1
     rng = np.random.default_rng(seed)
     drawn = [np.bincount(rng.integers(n, size=n), minlength=n).astype(float) for _ in range(n_bootstrap)]
@@ -830,7 +832,7 @@ def resampled_scores(
     return values, n_effective
 
 
-def partners_found(relations: Relations) -> pd.DataFrame:
+def partner_average_precision(relations: Relations) -> pd.DataFrame:
     """Compute the average precision with which each gene retrieves its partners among all other genes, and chance.
 
     The frame has one row per gene that has partners and other genes. All genes have the same weight, whereas scores
@@ -838,13 +840,16 @@ def partners_found(relations: Relations) -> pd.DataFrame:
     """
     everyone, known = np.arange(len(relations.genes)), relations.known
     scores = score_queries(
-        unit_rows(relations.unit),
+        scale_to_unit_length(relations.unit),
         everyone,
         everyone,
         positives=lambda row: known[[row]].indices,
         negatives=lambda rows: ~(known[rows].toarray() | (rows[:, None] == everyone)),
     )
-    by_chance = [chance(*map(int, counts)) for counts in zip(scores.n_positives, scores.n_negatives, strict=True)]
+    by_chance = [
+        expected_average_precision(*map(int, counts))
+        for counts in zip(scores.n_positives, scores.n_negatives, strict=True)
+    ]
     return pd.DataFrame(
         {"average_precision": scores.average_precision, "chance": np.array(by_chance, dtype=np.float64)},
         index=pd.Index(relations.genes[scores.rows], name="gene"),
@@ -924,17 +929,17 @@ def complex_table(
     """
     check_count("n_permutations", n_permutations)
     if isinstance(profiles, Relations):
-        relations = _relations_of(profiles, None, gene_key=gene_key, universe=universe, max_set_size=max_set_size)
+        relations = _get_relations(profiles, None, gene_key=gene_key, universe=universe, max_set_size=max_set_size)
     else:
-        relations = _relations_of(profiles, net, net_kind, gene_key, universe or "profiles", max_set_size)
+        relations = _get_relations(profiles, net, net_kind, gene_key, universe or "profiles", max_set_size)
         net_kind = relations.net_kind
-    sets = _sets(net, relations, net_kind)
-    most = _most_permutations(max_permutations, n_permutations, len(sets))
+    sets = _genes_of_sets(net, relations, net_kind)
+    most = _max_permutations(max_permutations, n_permutations, len(sets))
     unit = relations.unit.astype(np.float64)
     sizes = np.array([len(rows) for rows in sets.values()])
     observed = np.array([mean_cosine(unit[rows]) for rows in sets.values()])
     p = sequential_p_values(unit, sizes, observed, min(n_permutations, most), most, np.random.default_rng(seed))
-    precision, by_chance = _scores_of_sets(relations, list(sets.values())).T
+    precision, by_chance = _set_average_precisions(relations, list(sets.values())).T
     table = pd.DataFrame(
         {
             "size": sizes,
@@ -950,7 +955,7 @@ def complex_table(
     return table.sort_values(["p_value", "mean_cosine"], ascending=[True, False])
 
 
-def _sets(net: pd.DataFrame, relations: Relations, net_kind: NetKind) -> dict[str, np.ndarray]:
+def _genes_of_sets(net: pd.DataFrame, relations: Relations, net_kind: NetKind) -> dict[str, np.ndarray]:
     """Return the row numbers of the genes of each set that has at least two genes with a profile."""
     genes = relations.genes
     network = _read_network(net, relations.profiled, net_kind, relations.max_set_size)
@@ -968,38 +973,38 @@ def _sets(net: pd.DataFrame, relations: Relations, net_kind: NetKind) -> dict[st
     return sets
 
 
-def _most_permutations(asked: int | None, n_first: int, n_sets: int) -> int:
+def _max_permutations(asked: int | None, n_first: int, n_sets: int) -> int:
     """Return the maximum number of permutations.
 
     The default suffices for a single set to have a false discovery rate of at most 5 %. A warning is given if the
     requested number does not.
     """
-    needed = math.ceil(n_sets / _CALLED_AT) - 1
+    needed = math.ceil(n_sets / _MAX_FALSE_DISCOVERY_RATE) - 1
     if asked is None:
         return max(n_first, needed)
     check_count("max_permutations", asked)
     if asked < needed:
         msg = (
             f"max_permutations={asked:,} is few for {n_sets:,} complexes: one found alone has a false discovery rate "
-            f"of {min(1, n_sets / (asked + 1)):.2g} at best. Give {needed:,} for {_CALLED_AT:g}."
+            f"of {min(1, n_sets / (asked + 1)):.2g} at best. Give {needed:,} for {_MAX_FALSE_DISCOVERY_RATE:g}."
         )
         warnings.warn(msg, UserWarning, stacklevel=3)
     return asked
 
 
-def _scores_of_sets(relations: Relations, sets: list[np.ndarray]) -> np.ndarray:
+def _set_average_precisions(relations: Relations, sets: list[np.ndarray]) -> np.ndarray:
     """Return the average precision of each set and its value by chance, ``(S, 2)``; NaN if there are no other genes."""
-    unit, everyone = unit_rows(relations.unit), np.arange(len(relations.genes))
+    unit, everyone = scale_to_unit_length(relations.unit), np.arange(len(relations.genes))
     found = np.full((len(sets), 2), np.nan)
     for i, rows in enumerate(sets):
         others = np.setdiff1d(everyone, np.append(relations.known[rows].indices, rows))
         if len(others):
-            scores = _of_set(unit, rows, others)
-            found[i] = scores.mean(), chance(len(rows) - 1, len(others))
+            scores = _score_set(unit, rows, others)
+            found[i] = scores.mean(), expected_average_precision(len(rows) - 1, len(others))
     return found
 
 
-def _of_set(unit: np.ndarray, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+def _score_set(unit: np.ndarray, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
     return score_queries(
         unit,
         rows,

@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
     from scipy import sparse
 
-Score = Literal["area", "recall", "average_precision"]
+ScoreName = Literal["area", "recall", "average_precision"]
 
 # number of pairs whose weights are added at once
-_PART = 1 << 15
+_PAIRS_PER_BLOCK = 1 << 15
 # once this number of random sets is at least as similar as a given set, its p value is accurate enough, and no more
 # random sets are drawn for it
-_ENOUGH = 20
+_MIN_SETS_REACHED = 20
 # maximum number of random orders that are drawn at once, and maximum number of genes in all of them together
-_ORDERS, _BLOCK = 2_048, 1 << 24
+_MAX_ORDERS, _MAX_GENES_IN_ORDERS = 2_048, 1 << 24
 # mean cosines that differ by less are equal: sums of the same genes in another order differ by rounding errors
-_ROUNDING = 1e-9
+_COSINE_TOLERANCE = 1e-9
 
 
-def percentiles_of(
+def cumulative_weight(
     ordered: np.ndarray, grid: np.ndarray, n_genes: float | None = None, *, before: np.ndarray | None = None
 ) -> np.ndarray:
     """Return percentiles identical to those of :func:`numpy.percentile`, without copying the values.
@@ -72,7 +72,7 @@ def weight_outside(
 ) -> np.ndarray:
     """Return the total weight of sorted values that are at most ``lower`` or at least ``upper``.
 
-    A value that fulfils both conditions counts once. ``ordered`` and ``before`` are those of :func:`percentiles_of`.
+    A value that fulfils both conditions counts once. ``ordered`` and ``before`` are those of :func:`cumulative_weight`.
     """
     # convert the limits to the dtype of the values, because numpy would otherwise convert all values
     low, high = lower.astype(ordered.dtype), upper.astype(ordered.dtype)
@@ -101,7 +101,7 @@ def is_in_a_tail(first: np.ndarray, last: np.ndarray, n: float, tail: float) -> 
     return (first / (n - 1) > 1 - tail) | (last / (n - 1) < tail)
 
 
-def blocks_of(related: sparse.csr_array) -> np.ndarray:
+def divide_into_blocks(related: sparse.csr_array) -> np.ndarray:
     """Divide genes into blocks that are resampled together, and return the block of each gene, ``(G,)``.
 
     The gene with the most partners and its partners form the first block. Among the remaining genes, the gene with the
@@ -142,7 +142,7 @@ class Resampled:
         Cosine of each pair, and whether the pair is related; each pair once, row by row of the upper triangle,
         ``(G (G - 1) / 2,)``.
     blocks
-        Block of each gene, from :func:`blocks_of`.
+        Block of each gene, from :func:`divide_into_blocks`.
     tail
         Fraction of pairs in each tail, for the recall.
     percentiles
@@ -177,7 +177,7 @@ class Resampled:
         known = np.bincount(self._known_one[self._known_inside], minlength=len(self._n_genes))
         return float(known.sum() ** 2 / np.square(known, dtype=float).sum())
 
-    def score(self, drawn: np.ndarray, score: Score, across: float = 1.0) -> float:
+    def score(self, drawn: np.ndarray, score: ScoreName, across: float = 1.0) -> float:
         """Compute one score of a bootstrap sample; NaN if the sample has no related pair.
 
         Parameters
@@ -205,7 +205,7 @@ class Resampled:
             in_a_tail = is_in_a_tail(before[self._first], before[self._last] - 1, total, self._tail)
             return float(np.sum(known[in_a_tail]) / n_known)
         grid = np.stack([100 - self._percentiles, self._percentiles])
-        limits = percentiles_of(self._ordered, grid, float(drawn @ self._n_genes), before=before)
+        limits = cumulative_weight(self._ordered, grid, float(drawn @ self._n_genes), before=before)
         predicted = weight_outside(self._ordered, *limits, before=before)
         found = weight_outside(self._known_cosine, *limits, before=known_before)
         return float(-np.trapezoid(found / np.maximum(predicted, 1), found / n_known))
@@ -216,42 +216,42 @@ class Resampled:
         Weights are added in parts that fit into the processor's cache.
         """
         before = self._before
-        for start in range(0, len(self._one), _PART):
-            part = slice(start, start + _PART)
+        for start in range(0, len(self._one), _PAIRS_PER_BLOCK):
+            part = slice(start, start + _PAIRS_PER_BLOCK)
             weight = np.take(drawn, self._one[part], mode="clip")
             weight *= np.take(across * drawn, self._two[part], mode="clip")
-            inside = self._inside[slice(*np.searchsorted(self._inside, [start, start + _PART]))]
+            inside = self._inside[slice(*np.searchsorted(self._inside, [start, start + _PAIRS_PER_BLOCK]))]
             weight[inside - start] = drawn[self._one[inside]]
             weight[0] += before[start]
             np.cumsum(weight, out=before[start + 1 : start + len(weight) + 1])
         return before
 
 
-def interval(values: np.ndarray, level: float, n_effective: float) -> tuple[float, float]:
+def bootstrap_interval(values: np.ndarray, level: float, n_effective: float) -> tuple[float, float]:
     """Return quantiles of bootstrap samples as a confidence interval that is widened for few blocks.
 
     Plain percentiles are too narrow for few blocks, for two reasons (Hesterberg (2015)). The variance of the samples is
     too small by the factor ``(n - 1) / n``. And a mean with unknown variance has a distribution with heavier tails than
     a normal distribution. The quantiles are therefore those of Student's t with ``n_effective - 1`` degrees of freedom.
     """
-    wide = _widening(n_effective) * stats.t.ppf((1 + level) / 2, n_effective - 1)
+    wide = _small_sample_factor(n_effective) * stats.t.ppf((1 + level) / 2, n_effective - 1)
     tail = float(stats.norm.sf(wide))
     low, high = np.nanquantile(values, [tail, 1 - tail])
     return float(low), float(high)
 
 
-def p_value(values: np.ndarray, n_effective: float) -> float:
+def bootstrap_p_value(values: np.ndarray, n_effective: float) -> float:
     """Return the two-sided p value of the hypothesis that a difference is 0.
 
-    The p value is 1 minus the level of the :func:`interval` that ends at 0. One more sample beyond 0 is added to those
-    of ``values``, so that p values are not 0, and stay large with very few blocks.
+    The p value is 1 minus the level of the :func:`bootstrap_interval` that ends at 0. One more sample beyond 0 is
+    added to those of ``values``, so that p values are not 0, and stay large with very few blocks.
     """
     beyond = min((values <= 0).sum(), (values >= 0).sum())
     wide = stats.norm.isf((1 + beyond) / (1 + len(values)))
-    return float(min(1.0, 2 * stats.t.sf(wide / _widening(n_effective), n_effective - 1)))
+    return float(min(1.0, 2 * stats.t.sf(wide / _small_sample_factor(n_effective), n_effective - 1)))
 
 
-def _widening(n_effective: float) -> float:
+def _small_sample_factor(n_effective: float) -> float:
     """Return the factor that corrects a bootstrap standard error for a small number of blocks."""
     return float(np.sqrt(n_effective / (n_effective - 1)))
 
@@ -295,16 +295,16 @@ def sequential_p_values(
     n_drawn, n_wanted = 0, n_first
     left = np.arange(len(sizes))
     while True:
-        n_reached[left] += _count_as_alike(unit, sizes[left], observed[left], n_wanted - n_drawn, rng)
+        n_reached[left] += _count_sets_as_similar(unit, sizes[left], observed[left], n_wanted - n_drawn, rng)
         n_drawn = n_wanted
         p[left] = (1 + n_reached[left]) / (1 + n_drawn)
-        left = left[n_reached[left] < _ENOUGH]
+        left = left[n_reached[left] < _MIN_SETS_REACHED]
         if not len(left) or n_drawn >= n_most:
             return p
         n_wanted = min(2 * n_drawn, n_most)
 
 
-def _count_as_alike(
+def _count_sets_as_similar(
     unit: np.ndarray, sizes: np.ndarray, observed: np.ndarray, n: int, rng: np.random.Generator
 ) -> np.ndarray:
     """Count the random sets of the same size that are at least as similar as each given set, ``(S,)``.
@@ -315,23 +315,23 @@ def _count_as_alike(
     counts = np.zeros(len(sizes), dtype=np.int64)
     of_size = {int(size): np.flatnonzero(sizes == size) for size in np.unique(sizes)}
     length = np.einsum("gd,gd->g", unit, unit)
-    width = min(n, _ORDERS, max(1, _BLOCK // len(unit)))
+    width = min(n, _MAX_ORDERS, max(1, _MAX_GENES_IN_ORDERS // len(unit)))
     # one column per order; the orders of one block are the start of the next block, as any start gives random orders
     deck = np.repeat(np.arange(len(unit), dtype=np.int32)[:, None], width, axis=1)
     for start in range(0, n, width):
         orders = np.arange(min(width, n - start))
         total, own = np.zeros((len(orders), unit.shape[1])), np.zeros(len(orders))
         for i in range(int(sizes.max())):
-            genes = _deal(deck, i, orders, rng)
+            genes = _draw_next_gene(deck, i, orders, rng)
             total += unit[genes]
             own += length[genes]
             if (given := of_size.get(i + 1)) is not None:
                 null = np.sort(_mean_cosine(total, own, i + 1))
-                counts[given] += len(orders) - np.searchsorted(null, observed[given] - _ROUNDING)
+                counts[given] += len(orders) - np.searchsorted(null, observed[given] - _COSINE_TOLERANCE)
     return counts
 
 
-def _deal(deck: np.ndarray, i: int, orders: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _draw_next_gene(deck: np.ndarray, i: int, orders: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Draw the ``i``-th gene of each order from the genes that are not yet drawn (Fisher and Yates shuffle)."""
     place = rng.integers(i, len(deck), size=len(orders))
     dealt = deck[place, orders]
@@ -345,7 +345,7 @@ def _mean_cosine(total: np.ndarray, own: np.ndarray, size: int) -> np.ndarray:
     return (np.einsum("nd,nd->n", total, total) - own) / (size * (size - 1))
 
 
-def permuted_within(labels: np.ndarray, groups: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
+def permute_within_groups(labels: np.ndarray, groups: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
     """Return ``n`` random permutations of labels within groups, ``(n, N)``.
 
     ``labels`` and the integer codes ``groups`` are both ``(N,)``.

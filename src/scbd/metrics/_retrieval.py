@@ -17,19 +17,25 @@ import pandas as pd
 from scipy import sparse
 from scipy.stats import false_discovery_control
 
-from scbd._anndata import control_names
+from scbd._anndata import check_control_labels
 from scbd._checks import check_choice, check_count
 from scbd._linear_maps import label_means
-from scbd.metrics._average_precision import Null, Scores, chance, score_queries, unit_rows
-from scbd.metrics._resampling import blocks_of
+from scbd.metrics._average_precision import (
+    NullDistribution,
+    QueryScores,
+    expected_average_precision,
+    scale_to_unit_length,
+    score_queries,
+)
+from scbd.metrics._resampling import divide_into_blocks
 from scbd.metrics._table import (
     check_keys,
-    chosen_rows,
-    label_names,
-    learned_rows,
-    representation,
-    warn_of_folds,
-    warn_of_learned,
+    get_finite_embedding,
+    get_label_texts,
+    row_mask,
+    training_mask_or_none,
+    warn_if_models_are_mixed,
+    warn_if_seen_in_training,
 )
 
 if TYPE_CHECKING:
@@ -39,12 +45,12 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 # q value below which a perturbation is called, that is, counted as significant; the usual threshold of the field
-_CALLED = 0.05
+_MAX_Q_VALUE = 0.05
 # minimum number of negatives per query (median) in the environments of its perturbation; if there are fewer, negatives
 # come from all environments
-MIN_OTHERS = 20
+MIN_NEGATIVES_IN_ENVIRONMENTS = 20
 # maximum number of queries for which negatives are counted, to estimate this median
-_MAX_COUNTED = 200
+_MAX_QUERIES_COUNTED = 200
 
 Against = Literal["controls", "perturbations"]
 
@@ -145,12 +151,12 @@ class Retrieval:
 
     def __repr__(self) -> str:
         """Return a short summary of the scores."""
-        lines = [f"Retrieval of {_said(self.table, 'perturbations')}"]
+        lines = [f"Retrieval of {_summary_line(self.table, 'perturbations')}"]
         if len(self.floor_table):
-            lines += [f"  floor of {_said(self.floor_table, 'positions of controls')}"]
+            lines += [f"  floor of {_summary_line(self.floor_table, 'positions of controls')}"]
             lines += [f"  floor-corrected: {self.floor_corrected:.3f}"]
         if len(self.cross_position_table):
-            lines += [f"  across positions of {_said(self.cross_position_table, 'perturbations')}"]
+            lines += [f"  across positions of {_summary_line(self.cross_position_table, 'perturbations')}"]
         return "\n".join(lines)
 
 
@@ -159,18 +165,18 @@ def _mean(table: pd.DataFrame, column: str) -> float:
 
 
 def _n_called(table: pd.DataFrame) -> int:
-    return int((table["q_value"] < _CALLED).sum()) if len(table) else 0
+    return int((table["q_value"] < _MAX_Q_VALUE).sum()) if len(table) else 0
 
 
-def _said(table: pd.DataFrame, what: str) -> str:
+def _summary_line(table: pd.DataFrame, what: str) -> str:
     value, expected = _mean(table, "average_precision"), _mean(table, "chance")
     return (
         f"{len(table):,} {what}: average precision {value:.3f} (chance {expected:.3f}), {_n_called(table):,} called at "
-        f"q < {_CALLED}"
+        f"q < {_MAX_Q_VALUE}"
     )
 
 
-def _by_label(scores: Scores, labels: np.ndarray, null: Null) -> pd.DataFrame:
+def _average_by_label(scores: QueryScores, labels: np.ndarray, null: NullDistribution) -> pd.DataFrame:
     """Return the mean scores of the queries of each label, with chance, p value and q value.
 
     ``labels`` ``(N,)`` are the labels of all rows, and not only of queries.
@@ -182,7 +188,7 @@ def _by_label(scores: Scores, labels: np.ndarray, null: Null) -> pd.DataFrame:
     queries = pd.DataFrame(
         {
             "average_precision": scores.average_precision,
-            "chance": np.array([chance(*map(int, pair)) for pair in pairs])[which],
+            "chance": np.array([expected_average_precision(*map(int, pair)) for pair in pairs])[which],
             "n_positives": scores.n_positives,
             "n_negatives": scores.n_negatives,
         }
@@ -269,9 +275,9 @@ def retrieval(
     """
     check_count("n_permutations", n_permutations)
     check_keys(adata, [], [label_key])
-    warn_of_folds(adata)
-    x = representation(adata, rep)
-    asked = chosen_rows("queries", queries, len(x))
+    warn_if_models_are_mixed(adata)
+    x = get_finite_embedding(adata, rep)
+    asked = row_mask("queries", queries, len(x))
     control = () if control is None else control
     if y_key is None and not (isinstance(control, Sized) and not len(control)):
         msg = f"control={control!r} is a value of y_key: give y_key, too."
@@ -280,12 +286,12 @@ def retrieval(
         no_control, perturbations = np.arange(len(x)), np.asarray(adata.obs_names.astype(str))
         codes = no_control
     else:
-        names = label_names(adata, y_key)
-        no_control = np.flatnonzero(~np.isin(names, control_names(control, names, y_key)))
+        names = get_label_texts(adata, y_key)
+        no_control = np.flatnonzero(~np.isin(names, check_control_labels(control, names, y_key)))
         codes, perturbations = pd.factorize(names[no_control], sort=True)
-    member = _labels_of(codes, adata.obs[label_key].iloc[no_control], len(perturbations), separator)
+    member = _label_indicators(codes, adata.obs[label_key].iloc[no_control], len(perturbations), separator)
     labelled = np.flatnonzero(np.diff(member.indptr))
-    unit = unit_rows(label_means(x[no_control], codes)[1])
+    unit = scale_to_unit_length(label_means(x[no_control], codes)[1])
     is_query = np.bincount(codes, weights=asked[no_control], minlength=len(perturbations)) > 0
     related = (member @ member.T).tocsr()
     scores = score_queries(
@@ -302,14 +308,14 @@ def retrieval(
         )
         raise ValueError(msg)
     left_out = np.setdiff1d(np.flatnonzero(is_query), scores.rows)
-    table = _by_label(scores, np.arange(len(perturbations)), Null(n_permutations, seed))
+    table = _average_by_label(scores, np.arange(len(perturbations)), NullDistribution(n_permutations, seed))
     table.index = pd.Index(perturbations[table.index], name="perturbation")
     related.setdiag(0)
     related.eliminate_zeros()
-    return Retrieval(table, tuple(perturbations[left_out]), units=blocks_of(related)[scores.rows])
+    return Retrieval(table, tuple(perturbations[left_out]), units=divide_into_blocks(related)[scores.rows])
 
 
-def _labels_of(codes: np.ndarray, labels: pd.Series, n: int, separator: str) -> sparse.csr_array:
+def _label_indicators(codes: np.ndarray, labels: pd.Series, n: int, separator: str) -> sparse.csr_array:
     """Return an indicator matrix ``(n, L)`` of the labels of each perturbation.
 
     ``codes`` and ``labels`` are the perturbation and the unsplit labels of each row.
@@ -433,39 +439,39 @@ def replicate_retrieval(
     """
     check_count("n_permutations", n_permutations)
     check_choice("against", against, Against)
-    x = representation(adata, rep)
-    y = label_names(adata, y_key)
+    x = get_finite_embedding(adata, rep)
+    y = get_label_texts(adata, y_key)
     if control is None and against == "controls":
         msg = "control=None: name the controls that replicates are ranked against, or give against='perturbations'."
         raise ValueError(msg)
-    is_control = np.isin(y, () if control is None else control_names(control, y, y_key))
-    wells = _Wells(unit_rows(x), _Labels(y), _Labels(label_names(adata, e_key)), is_control)
-    position = None if position_key is None else _Labels(label_names(adata, position_key))
-    is_query = chosen_rows("queries", queries, len(x)) & ~is_control
-    learned = learned_rows(adata, trained_on)
+    is_control = np.isin(y, () if control is None else check_control_labels(control, y, y_key))
+    wells = _Wells(scale_to_unit_length(x), _Labels(y), _Labels(get_label_texts(adata, e_key)), is_control)
+    position = None if position_key is None else _Labels(get_label_texts(adata, position_key))
+    is_query = row_mask("queries", queries, len(x)) & ~is_control
+    learned = training_mask_or_none(adata, trained_on)
     if learned is not None and trained_on is not None and against == "controls":
-        _warn_of_fitted(is_control, learned)
-    null = Null(n_permutations, seed)
+        _warn_if_controls_were_fitted(is_control, learned)
+    null = NullDistribution(n_permutations, seed)
     rows = np.flatnonzero(is_query)
     if against == "controls":
-        scores = _against_controls(wells, rows)
+        scores = _score_against_controls(wells, rows)
     else:
-        scores = _against_perturbations(wells, rows, apart=[wells.e], widen=True)
+        scores = _score_against_perturbations(wells, rows, apart=[wells.e], widen=True)
     if not len(scores.rows):
         msg = (
             f"None of {is_query.sum()} wells has a replicate in another environment of {e_key!r} and {against} to be "
             f"ranked against: a replicate score needs perturbations in two environments or more, with {against} there."
         )
         raise ValueError(msg)
-    table = _by_label(scores, y, null)
-    warn_of_learned(y, learned, table.index)
-    warn_of_folds(adata, e_key, *([] if position_key is None else [position_key]))
+    table = _average_by_label(scores, y, null)
+    warn_if_seen_in_training(y, learned, table.index)
+    warn_if_models_are_mixed(adata, e_key, *([] if position_key is None else [position_key]))
     floor = across = pd.DataFrame()
     if position is not None:
         if against == "controls":
-            floor = _by_label(_floor(wells, position, scores.rows), position.of_rows, null)
+            floor = _average_by_label(_score_control_positions(wells, position, scores.rows), position.of_rows, null)
         apart, widen = [wells.e, position], against == "perturbations"
-        across = _by_label(_against_perturbations(wells, rows, apart, widen=widen), y, null)
+        across = _average_by_label(_score_against_perturbations(wells, rows, apart, widen=widen), y, null)
     left_out = sorted(set(y[is_query]) - set(table.index))
     return Retrieval(table, tuple(left_out), floor_table=floor, cross_position_table=across)
 
@@ -479,7 +485,7 @@ class _Labels:
         order = np.argsort(self.codes, kind="stable")
         self._rows = np.split(order, np.bincount(self.codes).cumsum()[:-1])
 
-    def rows_like(self, row: int) -> np.ndarray:
+    def rows_with_label_of(self, row: int) -> np.ndarray:
         """Return the rows with the same label as a row, including the row itself."""
         return self._rows[self.codes[row]]
 
@@ -497,12 +503,14 @@ class _Wells:
     e: _Labels
     is_control: np.ndarray
 
-    def elsewhere(self, row: int, alike: _Labels) -> np.ndarray:
+    def rows_in_other_environments(self, row: int, alike: _Labels) -> np.ndarray:
         """Return the rows in other environments that have the same label as a row; the second argument holds labels."""
-        rows = alike.rows_like(row)
+        rows = alike.rows_with_label_of(row)
         return rows[self.e.codes[rows] != self.e.codes[row]]
 
-    def beside(self, alike: _Labels, among: np.ndarray, gallery: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    def in_environments_of_label(
+        self, alike: _Labels, among: np.ndarray, gallery: np.ndarray
+    ) -> Callable[[np.ndarray], np.ndarray]:
         """Return a function that marks the part of the gallery in environments that hold a query's label.
 
         The function maps row numbers of queries ``(B,)`` to a mask ``(B, G)``. An environment holds a label if one of
@@ -514,20 +522,20 @@ class _Wells:
         return lambda rows: holds[alike.codes[rows]][:, self.e.codes[gallery]]
 
 
-def _against_controls(wells: _Wells, queries: np.ndarray) -> Scores:
+def _score_against_controls(wells: _Wells, queries: np.ndarray) -> QueryScores:
     """Rank wells of the same perturbation in other environments against controls in those environments."""
     controls = np.flatnonzero(wells.is_control)
-    beside = wells.beside(wells.y, np.arange(len(wells.unit)), controls)
+    beside = wells.in_environments_of_label(wells.y, np.arange(len(wells.unit)), controls)
     return score_queries(
         wells.unit,
         queries,
         controls,
-        positives=lambda row: wells.elsewhere(row, wells.y),
+        positives=lambda row: wells.rows_in_other_environments(row, wells.y),
         negatives=lambda rows: wells.e.differ(rows, controls) & beside(rows),
     )
 
 
-def _floor(wells: _Wells, position: _Labels, scored: np.ndarray) -> Scores:
+def _score_control_positions(wells: _Wells, position: _Labels, scored: np.ndarray) -> QueryScores:
     """Rank controls at the same position in other environments against controls at other positions.
 
     Negatives lie in the other environments that hold the position. The queries are controls in the environments of the
@@ -535,10 +543,10 @@ def _floor(wells: _Wells, position: _Labels, scored: np.ndarray) -> Scores:
     """
     controls = np.flatnonzero(wells.is_control)
     queries = controls[np.isin(wells.e.codes[controls], wells.e.codes[scored])]
-    beside = wells.beside(position, controls, controls)
+    beside = wells.in_environments_of_label(position, controls, controls)
 
     def positives(row: int) -> np.ndarray:
-        rows = wells.elsewhere(row, position)
+        rows = wells.rows_in_other_environments(row, position)
         return rows[wells.is_control[rows]]
 
     def negatives(rows: np.ndarray) -> np.ndarray:
@@ -572,24 +580,27 @@ def profile_retrieval(
     Frame with one row per label that has replicates: ``average_precision``, ``chance``, ``n_queries``, ``n_positives``
     and ``n_negatives``.
     """
-    wells = _Wells(unit_rows(x), _Labels(y), _Labels(within), is_control)
+    wells = _Wells(scale_to_unit_length(x), _Labels(y), _Labels(within), is_control)
     queries, differ = np.flatnonzero(~is_control), [_Labels(labels) for labels in apart]
-    scores = _against_perturbations(wells, queries, differ, widen=True)
-    table = _by_label(scores, y, Null(1, 0))
+    scores = _score_against_perturbations(wells, queries, differ, widen=True)
+    table = _average_by_label(scores, y, NullDistribution(1, 0))
     return table.drop(columns=["p_value", "q_value"], errors="ignore")
 
 
-def _against_perturbations(wells: _Wells, queries: np.ndarray, apart: Sequence[_Labels], *, widen: bool) -> Scores:
+def _score_against_perturbations(
+    wells: _Wells, queries: np.ndarray, apart: Sequence[_Labels], *, widen: bool
+) -> QueryScores:
     """Rank wells of the same perturbation against wells of all other perturbations.
 
     Positives differ from the query in each of the labels ``apart``. Negatives lie in the environments of the query's
-    perturbation. With ``widen``, they come from all environments if there are fewer than ``MIN_OTHERS`` (median).
+    perturbation. With ``widen``, they come from all environments if there are fewer than
+    ``MIN_NEGATIVES_IN_ENVIRONMENTS`` (median).
     """
     perturbed = np.flatnonzero(~wells.is_control)
-    in_same_environments = wells.beside(wells.y, perturbed, perturbed)
+    in_same_environments = wells.in_environments_of_label(wells.y, perturbed, perturbed)
 
     def positives(row: int) -> np.ndarray:
-        rows = wells.y.rows_like(row)
+        rows = wells.y.rows_with_label_of(row)
         for labels in apart:
             rows = rows[labels.codes[rows] != labels.codes[row]]
         return rows
@@ -600,13 +611,17 @@ def _against_perturbations(wells: _Wells, queries: np.ndarray, apart: Sequence[_
     def others_in_same_environments(rows: np.ndarray) -> np.ndarray:
         return others(rows) & in_same_environments(rows)
 
-    sample = np.random.default_rng(0).permutation(queries)[:_MAX_COUNTED]
-    is_few = widen and len(sample) and np.median(others_in_same_environments(sample).sum(axis=1)) < MIN_OTHERS
+    sample = np.random.default_rng(0).permutation(queries)[:_MAX_QUERIES_COUNTED]
+    is_few = (
+        widen
+        and len(sample)
+        and np.median(others_in_same_environments(sample).sum(axis=1)) < MIN_NEGATIVES_IN_ENVIRONMENTS
+    )
     negatives = others if is_few else others_in_same_environments
     return score_queries(wells.unit, queries, perturbed, positives, negatives)
 
 
-def _warn_of_fitted(is_control: np.ndarray, fitted: np.ndarray) -> None:
+def _warn_if_controls_were_fitted(is_control: np.ndarray, fitted: np.ndarray) -> None:
     n, n_fitted = is_control.sum(), (is_control & fitted).sum()
     # a fit on all controls and on perturbations is taken for an encoder, for which controls are one label among many
     if n_fitted and (n_fitted < n or not (fitted & ~is_control).any()):

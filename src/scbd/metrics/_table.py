@@ -13,27 +13,27 @@ import pandas as pd
 from scbd._anndata import (
     CONTENT_KEY,
     FOLD_KEY,
-    LEFT_OUT,
+    NOT_IN_SPLIT,
     SPLIT_KEY,
     as_columns,
     check_anndata,
-    dense,
+    check_dense,
     label_text,
     label_values,
 )
-from scbd._checks import check_unmasked, head, missing_key
+from scbd._checks import check_unmasked, join_first, missing_key_message
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
 # place of an embedding: a key of obsm, a layer, "X", an array, or the path of a file that embed_to wrote
-Source = str | Path | np.ndarray
+EmbeddingSource = str | Path | np.ndarray
 # keys of obsm; or a mapping from the name of a representation to its source, or to several (one per training seed)
-Embeddings = Sequence[str] | Mapping[str, Source | Sequence[Source]]
+Embeddings = Sequence[str] | Mapping[str, EmbeddingSource | Sequence[EmbeddingSource]]
 
 # values of a column that mark rows which were not used in training
-_NOT_TRAINED = ("False", "validation", "test", LEFT_OUT)
+_NOT_TRAINED = ("False", "validation", "test", NOT_IN_SPLIT)
 
 
 class Embedding(NamedTuple):
@@ -47,7 +47,7 @@ class Embedding(NamedTuple):
     """Values ``(N, D)``, an array or a memory-map."""
 
 
-def named_embeddings(adata: AnnData, embeddings: Embeddings) -> list[Embedding]:
+def get_named_embeddings(adata: AnnData, embeddings: Embeddings) -> list[Embedding]:
     """Return all requested embeddings, in the given order.
 
     Raises
@@ -66,25 +66,29 @@ def named_embeddings(adata: AnnData, embeddings: Embeddings) -> list[Embedding]:
         embeddings = [embeddings]
     if not isinstance(embeddings, Mapping):
         embeddings = {key: key for key in embeddings}
-    several = {name: [given] if isinstance(given, Source) else list(given) for name, given in embeddings.items()}
+    several = {
+        name: [given] if isinstance(given, EmbeddingSource) else list(given) for name, given in embeddings.items()
+    }
     if not any(several.values()):
         msg = "No embedding was asked for: name keys of obsm."
         raise ValueError(msg)
     check_keys(adata, [key for sources in several.values() for key in sources if isinstance(key, str)])
     return [
-        _found(adata, name, place, source) for name, sources in several.items() for place, source in enumerate(sources)
+        _read_embedding(adata, name, place, source)
+        for name, sources in several.items()
+        for place, source in enumerate(sources)
     ]
 
 
-def _found(adata: AnnData, name: str, i: int, source: Source) -> Embedding:
+def _read_embedding(adata: AnnData, name: str, i: int, source: EmbeddingSource) -> Embedding:
     if isinstance(source, str):
-        return Embedding(name, source, stored_embedding(adata, source))
+        return Embedding(name, source, get_embedding(adata, source))
     if isinstance(source, Path):
-        return Embedding(name, str(source), _of_file(adata, source))
-    return Embedding(name, f"{name}[{i}]", representation(adata, source))
+        return Embedding(name, str(source), _read_embedding_file(adata, source))
+    return Embedding(name, f"{name}[{i}]", get_finite_embedding(adata, source))
 
 
-def _of_file(adata: AnnData, path: Path) -> Any:
+def _read_embedding_file(adata: AnnData, path: Path) -> Any:
     """Return z_c of a file, or its only embedding, in the order of the table's cells.
 
     The embedding stays memory-mapped if the file has the same order of cells.
@@ -97,7 +101,7 @@ def _of_file(adata: AnnData, path: Path) -> Any:
     if key is None:
         msg = f"{path} holds {', '.join(keys) or 'no embedding'}: open it with scbd.data.open_embedding, and give one."
         raise ValueError(msg)
-    values = dense(stored.obsm[key], f"obsm[{key!r}]")
+    values = check_dense(stored.obsm[key], f"obsm[{key!r}]")
     if stored.obs_names.equals(adata.obs_names):
         return values
     if not (stored.obs_names.is_unique and adata.obs_names.is_unique):
@@ -110,7 +114,7 @@ def _of_file(adata: AnnData, path: Path) -> Any:
     return np.asarray(values)[rows]
 
 
-def stored_embedding(adata: AnnData, key: str) -> Any:
+def get_embedding(adata: AnnData, key: str) -> Any:
     """Return the embedding under a key of ``obsm``, a layer, or ``"X"``, as an array or a memory-map ``(N, D)``.
 
     If both ``obsm`` and ``layers`` have the key, ``obsm`` is used.
@@ -126,11 +130,11 @@ def stored_embedding(adata: AnnData, key: str) -> Any:
     """
     check_keys(adata, [key])
     if key in adata.obsm:
-        return dense(adata.obsm[key], f"obsm[{key!r}]")
-    return dense(*((adata.layers[key], f"layers[{key!r}]") if key in adata.layers else (adata.X, "X")))
+        return check_dense(adata.obsm[key], f"obsm[{key!r}]")
+    return check_dense(*((adata.layers[key], f"layers[{key!r}]") if key in adata.layers else (adata.X, "X")))
 
 
-def representation(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
+def get_finite_embedding(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
     """Return an embedding as an array of finite values, ``(N, D)``.
 
     ``rep`` is a key of ``obsm``, a layer, ``"X"``, or an array with one row per row of the table.
@@ -138,11 +142,11 @@ def representation(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
     Raises
     ------
     KeyError, TypeError
-        See :func:`stored_embedding`.
+        See :func:`get_embedding`.
     ValueError
         If the embedding is sparse, has another number of rows, or is not finite.
     """
-    x = np.asarray(stored_embedding(adata, rep) if isinstance(rep, str) else dense(rep, "rep"))
+    x = np.asarray(get_embedding(adata, rep) if isinstance(rep, str) else check_dense(rep, "rep"))
     if x.ndim != 2 or len(x) != adata.n_obs:
         msg = f"rep has the shape {x.shape}: give one row for each of the {adata.n_obs} rows of the table."
         raise ValueError(msg)
@@ -153,7 +157,7 @@ def representation(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
     return x
 
 
-def label_names(adata: AnnData, label_key: str | Sequence[str]) -> np.ndarray:
+def get_label_texts(adata: AnnData, label_key: str | Sequence[str]) -> np.ndarray:
     """Return one label per row as text, ``(N,)``; the labels of several columns are crossed.
 
     Raises
@@ -163,14 +167,14 @@ def label_names(adata: AnnData, label_key: str | Sequence[str]) -> np.ndarray:
     ValueError
         If a row has no label.
     """
-    names, codes = coded_labels(adata, label_key)
+    names, codes = encode_label_column(adata, label_key)
     return names[codes]
 
 
-def coded_labels(adata: AnnData, label_key: str | Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def encode_label_column(adata: AnnData, label_key: str | Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct labels as text, ``(L,)``, and the index of each row's label among them, ``(N,)``.
 
-    Labels are read as in :func:`label_names`.
+    Labels are read as in :func:`get_label_texts`.
     """
     columns = as_columns(label_key)
     check_keys(adata, [], columns)
@@ -180,7 +184,7 @@ def coded_labels(adata: AnnData, label_key: str | Sequence[str]) -> tuple[np.nda
     return names, places.astype(np.int32)[labels.cat.codes]  # int32 saves memory, as there may be millions of cells
 
 
-def chosen_rows(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:
+def row_mask(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:
     """Return a mask ``(N,)`` of rows that are given as a mask or as row numbers.
 
     The mask is true for all rows if ``rows`` is `None`. ``name`` is the name of the argument in error messages.
@@ -210,7 +214,7 @@ def chosen_rows(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:
     return mask
 
 
-def trained_rows(adata: AnnData, trained_on: str | ArrayLike, name: str = "trained_on") -> np.ndarray:
+def training_mask(adata: AnnData, trained_on: str | ArrayLike, name: str = "trained_on") -> np.ndarray:
     """Return a mask ``(N,)`` of the rows that were used in training.
 
     ``trained_on`` is a mask, row numbers, or the name of a column of ``obs``. In a column, the values ``True`` and
@@ -222,11 +226,11 @@ def trained_rows(adata: AnnData, trained_on: str | ArrayLike, name: str = "train
         If there is no such column.
     ValueError
         If no value of the column is one of ``True``, ``False``, ``"train"``, ``"validation"``, ``"test"`` and ``"left
-        out"``, or see :func:`chosen_rows`.
+        out"``, or see :func:`row_mask`.
     """
     if not isinstance(trained_on, str):
-        return chosen_rows(name, trained_on, adata.n_obs)
-    said = label_names(adata, trained_on)
+        return row_mask(name, trained_on, adata.n_obs)
+    said = get_label_texts(adata, trained_on)
     trained = np.isin(said, ["True", "train"])
     if not (trained.any() or np.isin(said, _NOT_TRAINED).any()):
         msg = f"No row of obs[{trained_on!r}] says True or 'train': mark the rows that the embedding was trained on."
@@ -234,7 +238,7 @@ def trained_rows(adata: AnnData, trained_on: str | ArrayLike, name: str = "train
     return trained
 
 
-def learned_rows(adata: AnnData, trained_on: str | ArrayLike | None) -> np.ndarray | None:
+def training_mask_or_none(adata: AnnData, trained_on: str | ArrayLike | None) -> np.ndarray | None:
     """Return a mask ``(N,)`` of the rows that an embedding was trained on, or `None` if they are not known.
 
     By default, they are read from ``obs["scbd_split"]``, where ``scbd run`` wrote the part of the split of each cell.
@@ -242,14 +246,16 @@ def learned_rows(adata: AnnData, trained_on: str | ArrayLike | None) -> np.ndarr
     Raises
     ------
     KeyError, ValueError
-        See :func:`trained_rows`.
+        See :func:`training_mask`.
     """
     if trained_on is not None:
-        return trained_rows(adata, trained_on)
+        return training_mask(adata, trained_on)
     return adata.obs[SPLIT_KEY].astype(str).to_numpy() == "train" if SPLIT_KEY in adata.obs else None
 
 
-def warn_of_learned(labels: np.ndarray, learned: np.ndarray | None, scored: ArrayLike, *, stacklevel: int = 3) -> None:
+def warn_if_seen_in_training(
+    labels: np.ndarray, learned: np.ndarray | None, scored: ArrayLike, *, stacklevel: int = 3
+) -> None:
     """Warn if perturbations that are scored were seen in training.
 
     Training pulls the embeddings of a perturbation's rows together, whether or not the perturbation has an effect.
@@ -271,14 +277,15 @@ def warn_of_learned(labels: np.ndarray, learned: np.ndarray | None, scored: Arra
     known = np.intersect1d(asked, pd.unique(labels[learned]))
     if len(known):
         msg = (
-            f"A model was trained on {len(known):,} of {len(asked):,} perturbations that are scored ({head(known)}): "
+            f"A model was trained on {len(known):,} of {len(asked):,} perturbations that are scored "
+            f"({join_first(known)}): "
             "of its embedding, neither scores nor q values say that they have an effect. Embed each by a model that "
             "has not seen it (scbd.cross_fit)."
         )
         warnings.warn(msg, UserWarning, stacklevel=stacklevel)
 
 
-def warn_of_folds(adata: AnnData, *keys: str | Sequence[str] | None) -> None:
+def warn_if_models_are_mixed(adata: AnnData, *keys: str | Sequence[str] | None) -> None:
     """Warn if embeddings of different models of :func:`scbd.cross_fit` are compared with each other.
 
     ``keys`` are the environment and position columns of a score; each is one column or several crossed columns. There
@@ -305,4 +312,4 @@ def check_keys(adata: AnnData, obsm: Iterable[str], obs: Iterable[str] = ()) -> 
     for slot, keys in (("obsm", obsm), ("obs", obs)):
         for key in keys:
             if key not in getattr(adata, slot) and key not in others[slot]:
-                raise KeyError(missing_key(slot, key, getattr(adata, slot).keys()))
+                raise KeyError(missing_key_message(slot, key, getattr(adata, slot).keys()))

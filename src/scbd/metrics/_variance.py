@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from scbd._anndata import as_columns, is_number, number_values
+from scbd._anndata import as_columns, is_numeric_column, read_numeric_column
 from scbd._checks import check_count
-from scbd._linear_maps import column_means, mean_and_factor, resolution
-from scbd.metrics._table import Embeddings, check_keys, label_names, named_embeddings, representation
+from scbd._linear_maps import column_means, mean_and_inverse_deviation, relative_rounding_error
+from scbd.metrics._table import Embeddings, check_keys, get_finite_embedding, get_label_texts, get_named_embeddings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # eigenvalues up to this value count as 0 (of products of columns that have length 1 before other factors are removed):
 # the direction is a linear combination of other factors, and what remains of it is rounding error
-_DEPENDENT = 1e-9
+_EIGENVALUE_TOLERANCE = 1e-9
 
 
 def variance_table(
@@ -86,7 +86,7 @@ def variance_table(
     >>> bool(z_c.loc["perturbation", "alone"] < 1e-9)  # a guide belongs to one gene, and says all of it
     True
     """
-    compared, n = named_embeddings(adata, embeddings), adata.n_obs
+    compared, n = get_named_embeddings(adata, embeddings), adata.n_obs
     if max_cells is not None:
         check_count("max_cells", max_cells, least=3)
     if n < 3 or not len(factors):
@@ -95,10 +95,10 @@ def variance_table(
     rng = np.random.default_rng(seed)
     rows = np.arange(n) if max_cells is None or n <= max_cells else np.sort(rng.choice(n, max_cells, replace=False))
     columns = factors if isinstance(factors, Mapping) else {name: name for name in factors}
-    read = [_factor(adata, str(name), as_columns(column), rows) for name, column in columns.items()]
+    read = [_read_factor(adata, str(name), as_columns(column), rows) for name, column in columns.items()]
     found = []
     for name, key, values in compared:
-        shares = _shares(representation(adata, values)[rows], read)
+        shares = _explained_fractions(get_finite_embedding(adata, values)[rows], read)
         found += [
             {"representation": name, "key": key, "factor": factor.name, "kind": factor.kind}
             | {"share": share, "chance": factor.n_free / (len(rows) - 1), "alone": alone}
@@ -118,23 +118,25 @@ class _Factor(NamedTuple):
     """Degrees of freedom: number of columns that are linearly independent of each other and of the mean."""
 
 
-def _factor(adata: AnnData, name: str, columns: Sequence[str], rows: np.ndarray) -> _Factor:
+def _read_factor(adata: AnnData, name: str, columns: Sequence[str], rows: np.ndarray) -> _Factor:
     check_keys(adata, [], columns)
-    if all(is_number(adata.obs[column]) for column in columns):
-        terms = _polynomial(np.stack([number_values(adata.obs, column)[rows] for column in columns], axis=1))
+    if all(is_numeric_column(adata.obs[column]) for column in columns):
+        terms = _polynomial_columns(
+            np.stack([read_numeric_column(adata.obs, column)[rows] for column in columns], axis=1)
+        )
         return _Factor(name, "numbers", sparse.csr_array(terms), terms.shape[1])
-    codes = pd.factorize(label_names(adata, columns)[rows])[0]
+    codes = pd.factorize(get_label_texts(adata, columns)[rows])[0]
     n_labels = int(codes.max()) + 1
     ones = sparse.csr_array((np.ones(len(codes)), (np.arange(len(codes)), codes)), shape=(len(codes), n_labels))
     return _Factor(name, "labels", ones, n_labels - 1)
 
 
-def _polynomial(x: np.ndarray) -> np.ndarray:
+def _polynomial_columns(x: np.ndarray) -> np.ndarray:
     """Return polynomial terms of degree 1 and 2 of numbers ``(N, K)``, as orthonormal columns with mean 0.
 
     Linearly dependent terms are dropped.
     """
-    mean, factor = mean_and_factor(x)
+    mean, factor = mean_and_inverse_deviation(x)
     z = (x - mean) * factor
     one, other = np.triu_indices(z.shape[1])
     terms = np.concatenate([z, z[:, one] * z[:, other]], axis=1)
@@ -143,7 +145,7 @@ def _polynomial(x: np.ndarray) -> np.ndarray:
     return axes[:, length > 1e-6 * np.sqrt(len(x))]
 
 
-def _shares(x: np.ndarray, factors: list[_Factor]) -> list[tuple[float, float]]:
+def _explained_fractions(x: np.ndarray, factors: list[_Factor]) -> list[tuple[float, float]]:
     """Compute the fraction of the variance that each factor explains, and the fraction that is lost without the factor.
 
     Both fractions are NaN if all rows are equal up to rounding.
@@ -151,17 +153,19 @@ def _shares(x: np.ndarray, factors: list[_Factor]) -> list[tuple[float, float]]:
     mean = column_means(x)
     centred = x - mean
     total = np.square(centred).sum()
-    if total <= len(x) * np.square(resolution(x.dtype) * np.linalg.norm(mean)):
+    if total <= len(x) * np.square(relative_rounding_error(x.dtype) * np.linalg.norm(mean)):
         return [(np.nan, np.nan)] * len(factors)
-    together = _explained(centred, factors)
-    without = [_explained(centred, [other for other in factors if other is not factor]) for factor in factors]
+    together = _explained_sum_of_squares(centred, factors)
+    without = [
+        _explained_sum_of_squares(centred, [other for other in factors if other is not factor]) for factor in factors
+    ]
     return [
-        (_explained(centred, [factor]) / total, max(0.0, together - rest) / total)
+        (_explained_sum_of_squares(centred, [factor]) / total, max(0.0, together - rest) / total)
         for factor, rest in zip(factors, without, strict=True)
     ]
 
 
-def _explained(x: np.ndarray, factors: list[_Factor]) -> float:
+def _explained_sum_of_squares(x: np.ndarray, factors: list[_Factor]) -> float:
     """Compute the sum of squares of centred data ``(N, D)`` that a linear model of all factors explains.
 
     The factor with the most labels, which may be thousands, is removed exactly by subtracting the means of its labels.
@@ -181,6 +185,6 @@ def _explained(x: np.ndarray, factors: list[_Factor]) -> float:
         products -= (crossed @ crossed.T).toarray()
         sums -= crossed @ (of_label / np.sqrt(counts)[:, None])
     values, axes = np.linalg.eigh(products / np.outer(length, length))
-    kept = values > _DEPENDENT
+    kept = values > _EIGENVALUE_TOLERANCE
     explained += float((np.square(axes[:, kept].T @ (sums / length[:, None])).sum(1) / values[kept]).sum())
     return explained

@@ -6,7 +6,7 @@ import inspect
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
-from scbd._checks import closest
+from scbd._checks import suggest_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +15,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 # maximum number of valid arguments that an error message always lists in full
-_LISTED = 8
+_MAX_LISTED_ARGUMENTS = 8
 
 _POINT = "leave it out. The embedding of a cell is one point; with a VAE it is the mean of the posterior."
 _STORED = "leave it out. There is one kind of minified table: embeddings of all blocks in place of inputs."
@@ -78,7 +78,7 @@ _TRAIN = {
     "barebones": "leave it out. It turns off validation and history; scbd benchmark measures the speed.",
 }
 # for each of our methods: arguments of scvi-tools and Lightning, each with advice on what to use in its place
-INSTEAD: dict[str, dict[str, str]] = {
+REPLACEMENTS: dict[str, dict[str, str]] = {
     "setup_anndata": {
         "labels_key": "use y_key, the column of obs with what was done to each cell.",
         "batch_key": "use e_key, the column of obs with where each cell was measured.",
@@ -119,7 +119,7 @@ INSTEAD: dict[str, dict[str, str]] = {
 }
 
 
-def check_names(
+def check_argument_names(
     given: Iterable[str],
     known: Iterable[str],
     where: str,
@@ -155,16 +155,16 @@ def check_names(
     answers: list[str] = []
     explained = True
     for name in unknown:
-        hint = f": {instead[name]}" if name in instead else f".{closest(name, [*known, *others])}"
+        hint = f": {instead[name]}" if name in instead else f".{suggest_name(name, [*known, *others])}"
         explained = explained and hint != "."
         answers.append(f"{'It' if answers else where} has no argument {name!r}{hint}")
-    if known and (len(known) <= _LISTED or not explained):
+    if known and (len(known) <= _MAX_LISTED_ARGUMENTS or not explained):
         answers.append(f"It has: {', '.join(known)}.")
     raise TypeError(" ".join(answers))
 
 
 def explain_arguments(*others: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that makes a method raise the ``TypeError`` of :func:`check_names` for wrong arguments.
+    """Return a decorator that makes a method raise the error of :func:`check_argument_names` for wrong arguments.
 
     Python's own error would name the private class that defines the method, and would not suggest a remedy.
 
@@ -187,7 +187,7 @@ def explain_arguments(*others: str) -> Callable[[Callable[P, R]], Callable[P, R]
             of_model = [one for one in inspect.signature(owner.__init__).parameters if one in kwargs]
             instead = {one: f"give it to the model, {owner.__name__}(adata, {one}=…)." for one in of_model}
             where = f"{owner.__name__}.{name}"
-            check_names(kwargs, known, where, instead | INSTEAD.get(name, {}), others=others)
+            check_argument_names(kwargs, known, where, instead | REPLACEMENTS.get(name, {}), others=others)
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
@@ -223,7 +223,7 @@ def constructor_names(cls: type) -> list[str]:
     return sorted(set(names))
 
 
-class Absent:
+class UnavailableAttribute:
     """Attribute that a model lacks: reading it raises an ``AttributeError`` that explains what to use in its place."""
 
     def __init__(self, remedy: str) -> None:

@@ -14,14 +14,14 @@ from uuid import uuid4
 from anndata import AnnData
 from scvi.model.base._constants import SAVE_KEYS
 
-from scbd._anndata import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY
-from scbd._checks import counted
+from scbd._anndata import COVARIATE_REGISTRY, E_REGISTRY, Y_REGISTRY
+from scbd._checks import format_count
 from scbd._files import local_path
 from scbd.data._loading import ImageDataModule
-from scbd.model._arguments import Absent, explain_arguments, keyword_names
-from scbd.model._cells import check_saved_model, plain, restored
-from scbd.model._contract import Traits
-from scbd.model._design import covariates
+from scbd.model._arguments import UnavailableAttribute, explain_arguments, keyword_names
+from scbd.model._cells import check_saved_model, from_plain_values, to_plain_values
+from scbd.model._contract import ModelTraits
+from scbd.model._design import environment_column_codes
 from scbd.model._plan import TrainingPlan
 from scbd.model._train import TrainMixin
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def _of_training(name: str, what: str) -> Any:
+def _row_number_property(name: str, what: str) -> Any:
     """Return a property that holds row numbers of the table that the model was trained on.
 
     Reading the property warns if another table is attached now, because the row numbers do not apply to that table.
@@ -44,7 +44,7 @@ def _of_training(name: str, what: str) -> Any:
     """
 
     def get(model: ImageModel) -> np.ndarray:
-        if model._has_others():
+        if model._has_other_cells_attached():
             msg = (
                 f"{name} are rows of the table that the model was trained on, and the cells attached now are others, "
                 "or in another order: look the cells up by their names in that table."
@@ -88,38 +88,38 @@ class ImageModel(TrainMixin):
 
     # version of the format of saved models, increased whenever an older scbd could not read a new file
     _FORMAT: ClassVar[int] = 1
-    init_params_: dict[str, Any] = Absent(  # type: ignore[assignment]
+    init_params_: dict[str, Any] = UnavailableAttribute(  # type: ignore[assignment]
         "set it in the constructor, after super().__init__(adata, registry): self.init_params_ = "
         "self._get_init_params(locals())"
     )
-    traits: Traits = Traits(
+    traits: ModelTraits = ModelTraits(
         ImageDataModule,
         TrainingPlan,
-        findings={"centers_": dict, "leftover_": dict},
+        derived_attributes={"centers_": dict, "leftover_": dict},
     )
-    train_indices = _of_training("train_indices", "that were trained on")
-    validation_indices = _of_training("validation_indices", "that were validated on")
-    test_indices = _of_training("test_indices", "that were neither trained nor validated on")
+    train_indices = _row_number_property("train_indices", "that were trained on")
+    validation_indices = _row_number_property("validation_indices", "that were validated on")
+    test_indices = _row_number_property("test_indices", "that were neither trained nor validated on")
 
     # attributes of scvi-tools' models that our models lack, each with its replacement
-    load_query_data = Absent(
+    load_query_data = UnavailableAttribute(
         "get_latent_representation(new) embeds new cells, standardised as in training, and no weight changes. To learn "
         "from new cells, train on them and the old ones together."
     )
-    prepare_query_anndata = Absent(
+    prepare_query_anndata = UnavailableAttribute(
         "new cells need no preparation. get_latent_representation(new) checks their channels or features."
     )
-    convert_legacy_save = Absent("load reads every folder that save has written.")
-    setup_mudata = Absent("set up one modality, setup_anndata(mdata['…'], …).")
-    get_normalized_expression = Absent(
+    convert_legacy_save = UnavailableAttribute("load reads every folder that save has written.")
+    setup_mudata = UnavailableAttribute("set up one modality, setup_anndata(mdata['…'], …).")
+    get_normalized_expression = UnavailableAttribute(
         "there is no model of counts. Models with a decoder (SCBDModel after train_decoder, scbd.baselines.VAEModel) "
         "have reconstruct, and swap_blocks for another environment."
     )
-    differential_expression = Absent(
+    differential_expression = UnavailableAttribute(
         "scbd.metrics.perturbation_effects tests which perturbations move cells away from the controls."
     )
-    get_elbo = Absent("model.history has the losses, by step.")
-    view_registry = Absent("use view_anndata_setup, or model.registry.")
+    get_elbo = UnavailableAttribute("model.history has the losses, by step.")
+    view_registry = UnavailableAttribute("use view_anndata_setup, or model.registry.")
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles: all attributes except the trainer of the last run.
@@ -184,7 +184,7 @@ class ImageModel(TrainMixin):
         with warnings.catch_warnings():  # train_indices warns if other cells are attached; it is saved unmodified
             warnings.simplefilter("ignore")
             attributes = super()._get_user_attributes()
-        return [(key, plain(value) if key.endswith("_") else value) for key, value in attributes]
+        return [(key, to_plain_values(value) if key.endswith("_") else value) for key, value in attributes]
 
     @classmethod
     @explain_arguments(*keyword_names(TrainMixin.load.__func__))
@@ -248,10 +248,10 @@ class ImageModel(TrainMixin):
         finally:
             note.setLevel(level)
         if model.adata is not None:
-            model._compare_cells(model.adata)
+            model._compare_with_training_cells(model.adata)
         for name, value in list(vars(model).items()):
             if name.endswith("_") and isinstance(value, dict):
-                setattr(model, name, restored(value))
+                setattr(model, name, from_plain_values(value))
         return model
 
     def __repr__(self) -> str:
@@ -264,35 +264,37 @@ class ImageModel(TrainMixin):
         if self.is_trained_:
             how = ""
             if settings:
-                how = f" for {counted(settings['steps'], 'step')} of {counted(settings['batch_size'], 'cell')}"
-            lines += [("state", f"trained{how}"), *self._outcome()]
+                how = (
+                    f" for {format_count(settings['steps'], 'step')} of {format_count(settings['batch_size'], 'cell')}"
+                )
+            lines += [("state", f"trained{how}"), *self._result_lines()]
             lines.append(("next", self.traits.next_step))
         else:
             lines += [("state", "not trained"), ("next", "train()")]
-        return self._described(lines)
+        return self._description(lines)
 
-    def _described(self, more: list[tuple[str, str]]) -> str:
+    def _description(self, more: list[tuple[str, str]]) -> str:
         """Return a description of the data and the network, followed by further lines of name and text."""
-        lines = [*self._input_lines(), *self._parts(), *more]
+        lines = [*self._describe_inputs(), *self._summary_lines(), *more]
         return "\n".join([f"{type(self).__name__}: {self._cells()}", *(f"  {name:<9} {text}" for name, text in lines)])
 
     def _cells(self) -> str:
         """Return the number of cells, perturbations and environments, and the names of their columns, as text."""
-        cells = "no data attached" if self.adata is None else counted(self.adata.n_obs, "cell")
+        cells = "no data attached" if self.adata is None else format_count(self.adata.n_obs, "cell")
         cells += " (minified)" * (self.minified_data_type is not None)
         for name, key in (("perturbations", Y_REGISTRY), ("environments", E_REGISTRY)):
             label = self._registered(key)
-            apart = covariates(self.registry_) if key == E_REGISTRY else None
+            apart = environment_column_codes(self.registry_) if key == E_REGISTRY else None
             if apart is not None:
                 sizes = zip(label["columns"], apart.max(0) + 1, strict=True)
                 cells += f", {name} side by side: " + ", ".join(f"{n:,} of {column}" for column, n in sizes)
             elif label:
                 cells += f", {len(label['categories']):,} {name} ({' × '.join(label['columns'])})"
-        if numbers := self._registered(NUMBER_REGISTRY):
+        if numbers := self._registered(COVARIATE_REGISTRY):
             cells += f", numbers {', '.join(numbers['columns'])}"
         return cells
 
-    def _input_lines(self) -> list[tuple[str, str]]:
+    def _describe_inputs(self) -> list[tuple[str, str]]:
         """Return lines (name, text) that describe the inputs and how they are prepared."""
         preprocess, known = self.module.preprocess, self._registered_inputs
         if "features" in known:
@@ -315,21 +317,21 @@ class ImageModel(TrainMixin):
         by = [f"{name} by its {kind}" for name, kind in self._standardized_by.items()]
         return f", standardised within each {' and '.join(by)}" * bool(by)
 
-    def _parts(self) -> list[tuple[str, str]]:
+    def _summary_lines(self) -> list[tuple[str, str]]:
         """Return lines (name, text) that describe the network and the settings of the model."""
         settings = dict(self.init_params_["non_kwargs"])
         network = encoder_name(self._encoder(settings.pop("encoder", "convolutions")))
-        lines = [("network", f"{network}, {parameters(self.module)}")]
+        lines = [("network", f"{network}, {describe_n_parameters(self.module)}")]
         if settings:
             lines.append(("settings", ", ".join(f"{name}={value!r}" for name, value in settings.items())))
         return lines
 
-    def _outcome(self) -> list[tuple[str, str]]:
+    def _result_lines(self) -> list[tuple[str, str]]:
         """Return lines (name, text) that describe the result of training; subclasses override this."""
         return []
 
 
-def parameters(module: nn.Module) -> str:
+def describe_n_parameters(module: nn.Module) -> str:
     """Return the number of parameters of a module, as text."""
     return f"{sum(p.numel() for p in module.parameters()):,} parameters"
 

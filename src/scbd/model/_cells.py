@@ -13,10 +13,10 @@ import pandas as pd
 import torch
 from scvi.data._constants import _MODEL_NAME_KEY
 
-from scbd._checks import head, inflect
+from scbd._checks import inflect, join_first
 from scbd.data._sources import digest_cells
 from scbd.data._splits import Split, split_by_column, stratified_split
-from scbd.model._contract import Sample
+from scbd.model._contract import TrainingSample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,18 +29,18 @@ logger = logging.getLogger(__name__)
 # default fraction of the cells to train on
 TRAIN_SIZE = 0.9
 # number of hexadecimal digits kept of a digest; 16 suffice to distinguish tables
-_DIGITS = 16
+_N_DIGEST_DIGITS = 16
 # types of columns that may hold labels, as pandas.api.types.infer_dtype names them
-_KINDS = ("categorical", "string", "boolean", "integer")
+_LABEL_DTYPES = ("categorical", "string", "boolean", "integer")
 # minimum number of cells per distinct value for a column to count as labels
-_CELLS_A_VALUE = 8
+_MIN_CELLS_PER_VALUE = 8
 # maximum sizes of the sample: images (channel statistics to three digits), rows of features (enough for their
 # covariance), and controls that are sampled in addition to these rows
-_IMAGES, _ROWS, _CONTROLS = 4_096, 65_536, 16_384
+_MAX_SAMPLED_IMAGES, _MAX_SAMPLED_ROWS, _MAX_SAMPLED_CONTROLS = 4_096, 65_536, 16_384
 # number of cells read at once
-_BLOCK = 512
+_CELLS_READ_AT_ONCE = 512
 # errors that torch raises for a file that it cannot read
-_UNREADABLE = (
+_READ_ERRORS = (
     OSError,
     RuntimeError,
     pickle.UnpicklingError,
@@ -51,9 +51,9 @@ _UNREADABLE = (
     ValueError,
 )
 # key that marks a dictionary as a saved DataFrame
-_FRAME = "scbd.frame"
+_FRAME_KEY = "scbd.frame"
 # types that a file may hold in addition to tensors and plain values: numbers and arrays, which cannot run code
-_SAFE: list[Any] = [
+_SAFE_TYPES: list[Any] = [
     bytes,
     np.ndarray,
     np.dtype,
@@ -135,7 +135,7 @@ def choose_split(
     return chosen
 
 
-def draw_sample(
+def draw_training_sample(
     source: ImageSource,
     rows: np.ndarray,
     y: np.ndarray,
@@ -144,7 +144,7 @@ def draw_sample(
     positions: np.ndarray | None,
     *,
     seed: int,
-) -> Sample:
+) -> TrainingSample:
     """Draw a random sample of the training cells: up to 4,096 images, or up to 65,536 rows of features.
 
     For features, up to 16,384 controls are drawn in addition, because features are scaled by the controls, and a random
@@ -162,12 +162,12 @@ def draw_sample(
         Seed of the draw.
     """
     rng, of_features = np.random.default_rng(seed), len(source.shape) == 2
-    drawn = rng.choice(rows, min(len(rows), _ROWS if of_features else _IMAGES), replace=False)
+    drawn = rng.choice(rows, min(len(rows), _MAX_SAMPLED_ROWS if of_features else _MAX_SAMPLED_IMAGES), replace=False)
     if of_features and controls is not None:
-        drawn = np.union1d(drawn, rng.permutation(rows[controls[rows]])[:_CONTROLS])
+        drawn = np.union1d(drawn, rng.permutation(rows[controls[rows]])[:_MAX_SAMPLED_CONTROLS])
     drawn = np.sort(drawn)
-    blocks = np.array_split(drawn, -(-len(drawn) // _BLOCK))
-    return Sample(
+    blocks = np.array_split(drawn, -(-len(drawn) // _CELLS_READ_AT_ONCE))
+    return TrainingSample(
         lambda: (torch.from_numpy(source.read(block)) for block in blocks),
         y[drawn],
         e[drawn],
@@ -176,7 +176,7 @@ def draw_sample(
     )
 
 
-def warn_of_singletons(y: np.ndarray, names: Sequence[str]) -> None:
+def warn_if_single_cell_perturbations(y: np.ndarray, names: Sequence[str]) -> None:
     """Log a warning that names the perturbations with a single training cell.
 
     Parameters
@@ -191,10 +191,10 @@ def warn_of_singletons(y: np.ndarray, names: Sequence[str]) -> None:
     if len(alone):
         message = "%d of %d perturbations %s a single training cell (%s), which has no partner to learn from."
         have = inflect(len(alone), "has", "have")
-        logger.warning(message, len(alone), len(codes), have, head(np.asarray(names)[alone]))
+        logger.warning(message, len(alone), len(codes), have, join_first(np.asarray(names)[alone]))
 
 
-def check_other_environments(y: np.ndarray, e: np.ndarray, names: Sequence[str]) -> None:
+def check_positives_in_other_environments(y: np.ndarray, e: np.ndarray, names: Sequence[str]) -> None:
     """Check that perturbations have training cells in several environments (``positives="other_environments"``).
 
     A log message names the perturbations whose training cells all lie in one environment.
@@ -225,14 +225,14 @@ def check_other_environments(y: np.ndarray, e: np.ndarray, names: Sequence[str])
             "from with positives='other_environments'."
         )
         have = inflect(len(alone), "has", "have")
-        logger.warning(message, len(alone), len(codes), have, head(np.asarray(names)[alone]))
+        logger.warning(message, len(alone), len(codes), have, join_first(np.asarray(names)[alone]))
 
 
 def cell_digests(source: ImageSource, labels: pd.DataFrame) -> dict[str, str]:
     """Return separate digests of images and labels, so that an error can state which of the two have changed."""
     return {
-        "images": digest_cells(source, pd.DataFrame(index=range(source.shape[0])))[:_DIGITS],
-        "labels": digest_cells(None, labels)[:_DIGITS],
+        "images": digest_cells(source, pd.DataFrame(index=range(source.shape[0])))[:_N_DIGEST_DIGITS],
+        "labels": digest_cells(None, labels)[:_N_DIGEST_DIGITS],
     }
 
 
@@ -240,10 +240,10 @@ def split_digest(split: Split, n_cells: int) -> str:
     """Return a digest of the training and the validation cells of a split."""
     part = np.zeros(n_cells, dtype=np.int8)
     part[split.train], part[split.validation] = 1, 2
-    return digest_cells(None, pd.DataFrame({"part": part}))[:_DIGITS]
+    return digest_cells(None, pd.DataFrame({"part": part}))[:_N_DIGEST_DIGITS]
 
 
-def codes_of_few(obs: pd.DataFrame) -> Iterator[np.ndarray]:
+def label_column_codes(obs: pd.DataFrame) -> Iterator[np.ndarray]:
     """Yield codes of each column of labels, such as guide, plate or donor; int64 ``(N,)`` each.
 
     A column counts as labels if it has at least eight cells per distinct value. Columns of fractions, dates and objects
@@ -252,13 +252,13 @@ def codes_of_few(obs: pd.DataFrame) -> Iterator[np.ndarray]:
     """
     for place in range(obs.shape[1]):
         column = obs.iloc[:, place]
-        if pd.api.types.infer_dtype(column) in _KINDS:
+        if pd.api.types.infer_dtype(column) in _LABEL_DTYPES:
             codes, values = pd.factorize(column)
-            if len(values) <= len(obs) / _CELLS_A_VALUE:
+            if len(values) <= len(obs) / _MIN_CELLS_PER_VALUE:
                 yield codes + 1
 
 
-def read_header(path: Path, wanted: Callable[[Any], Any], what: str, *, allow_pickle: bool = False) -> Any:
+def read_part_of_saved_file(path: Path, wanted: Callable[[Any], Any], what: str, *, allow_pickle: bool = False) -> Any:
     """Return a part of a file that was written by :func:`torch.save`.
 
     No code of the file is run, unless ``allow_pickle`` is true. Tensors stay on disk (memory-mapped).
@@ -289,13 +289,13 @@ def read_header(path: Path, wanted: Callable[[Any], Any], what: str, *, allow_pi
     if broken:
         msg = f"{path} is damaged (its part {broken} is not what was written): use another copy of it."
         raise ValueError(msg)
-    with torch.serialization.safe_globals(_SAFE):
+    with torch.serialization.safe_globals(_SAFE_TYPES):
         try:
             objects = [] if allow_pickle else torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
             content = None
             if not objects:
                 content = wanted(torch.load(path, map_location="cpu", weights_only=not allow_pickle, mmap=True))
-        except _UNREADABLE as error:
+        except _READ_ERRORS as error:
             msg = f"{path} is no {what}, or is truncated ({type(error).__name__}): use another copy of it."
             raise ValueError(msg) from error
     if objects:
@@ -319,7 +319,7 @@ def check_saved_model(path: Path, class_name: str, newest: int, *, allow_pickle:
     newest
         Newest format that this version of scbd can read; it can read all older formats.
     allow_pickle
-        See :func:`read_header`.
+        See :func:`read_part_of_saved_file`.
 
     Raises
     ------
@@ -332,7 +332,9 @@ def check_saved_model(path: Path, class_name: str, newest: int, *, allow_pickle:
     if not path.is_file():
         msg = f"There is no saved model at {path}."
         raise FileNotFoundError(msg)
-    attributes = read_header(path, lambda saved: saved["attr_dict"], "saved scbd model", allow_pickle=allow_pickle)
+    attributes = read_part_of_saved_file(
+        path, lambda saved: saved["attr_dict"], "saved scbd model", allow_pickle=allow_pickle
+    )
     name = attributes.get("registry_", {}).get(_MODEL_NAME_KEY, "model of another package")
     if name != class_name:
         msg = f"{path} holds a {name}, not a {class_name}: load it with {name}.load."
@@ -343,29 +345,31 @@ def check_saved_model(path: Path, class_name: str, newest: int, *, allow_pickle:
         raise ValueError(msg)
 
 
-def plain(value: Any) -> Any:
+def to_plain_values(value: Any) -> Any:
     """Convert a value so that it can be saved without pickling.
 
     Dictionaries of any class become plain dictionaries. A DataFrame becomes a dictionary of its index and columns.
     Other values are returned unmodified.
     """
     if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
+        return {key: to_plain_values(part) for key, part in value.items()}
     if isinstance(value, pd.DataFrame):
-        columns = {str(name): _values(value[name]) for name in value}
-        return {_FRAME: {"index": _values(value.index), "name": value.index.name, "columns": columns}}
+        columns = {str(name): _column_values_or_text(value[name]) for name in value}
+        return {
+            _FRAME_KEY: {"index": _column_values_or_text(value.index), "name": value.index.name, "columns": columns}
+        }
     return value
 
 
-def restored(value: Any) -> Any:
-    """Restore a value that was converted by :func:`plain`."""
+def from_plain_values(value: Any) -> Any:
+    """Restore a value that was converted by :func:`to_plain_values`."""
     if not isinstance(value, dict):
         return value
-    if set(value) == {_FRAME}:
-        saved = value[_FRAME]
+    if set(value) == {_FRAME_KEY}:
+        saved = value[_FRAME_KEY]
         return pd.DataFrame(saved["columns"], index=pd.Index(saved["index"], name=saved["name"]))
-    return {key: restored(part) for key, part in value.items()}
+    return {key: from_plain_values(part) for key, part in value.items()}
 
 
-def _values(column: pd.Series | pd.Index) -> Any:
+def _column_values_or_text(column: pd.Series | pd.Index) -> Any:
     return column.to_numpy() if column.dtype.kind in "biuf" else column.astype(str).tolist()

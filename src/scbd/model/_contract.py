@@ -8,8 +8,8 @@ A method consists of two or three classes:
 
 The base classes provide all else: checks, splits, batches, resuming, embedding and saving.
 
-A model may also define its :class:`Traits`; the methods ``_parts`` and ``_outcome``, which ``print(model)`` uses; and
-the methods ``_before_training`` and ``_after_training``.
+A model may also define its :class:`ModelTraits`; the methods ``_summary_lines`` and ``_result_lines``, which
+``print(model)`` uses; and the methods ``_before_training`` and ``_after_training``.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ Alpha = float | Literal["auto"]
 
 # maximum alpha, in nats per standard error, if environments interact with labels: reached at a normalised supervised
 # information of 1
-_FULL_ALPHA = 0.05
+_MAX_ALPHA_INTERACTION = 0.05
 # maximum alpha, in nats per standard error, if environments shift all labels equally
-_MAIN_EFFECT = 0.005
+_MAX_ALPHA_SHIFT = 0.005
 # values at which the weights of the rule are 1/2: interaction, as a fraction of the variance; effect of the environment
 # on z_c, in standard errors of a batch
-_INTERACTION, _SHOWN = 0.1, 1.0
+_HALF_WEIGHT_INTERACTION, _HALF_WEIGHT_EFFECT = 0.1, 1.0
 # lengths of the moving averages, in training batches: of the information and the environment's effect; of the
 # interaction, for which the average is shorter because an encoder may soon remove the interaction
-_HORIZON, _A_MOMENT = 50, 10
+_N_BATCHES_AVERAGED, _N_BATCHES_AVERAGED_INTERACTION = 50, 10
 # minimum normalised supervised information of training cells before it is compared with that of validation cells
-_SOMETHING = 0.02
+_MIN_INFORMATION = 0.02
 
 
 @dataclass(frozen=True)
-class Traits:
+class ModelTraits:
     """Properties of a model class beyond its module, stored in ``ImageModel.traits``.
 
     A subclass replaces the properties that differ. A constructor may replace ``self.traits`` if they depend on its
@@ -77,7 +77,7 @@ class Traits:
 
     Continuous covariates are the entry ``numbers`` of a batch.
     """
-    findings: Mapping[str, type] = field(default_factory=dict)
+    derived_attributes: Mapping[str, type] = field(default_factory=dict)
     """Attributes derived from the weights, each with the type of its empty value.
 
     They are reset to the empty value when the weights change.
@@ -108,7 +108,7 @@ class Losses(NamedTuple):
     """
 
 
-class Sample(NamedTuple):
+class TrainingSample(NamedTuple):
     """Training cells to which input scales and input transforms are fitted, without gradients."""
 
     batches: Callable[[], Iterable[Tensor]]
@@ -121,11 +121,11 @@ class Sample(NamedTuple):
     """Mask of the controls, boolean ``(N,)``; `None` if controls were not named."""
     positions: np.ndarray | None = None
     """Codes of the positions on the plate, integer ``(N,)``; `None` if positions were not named."""
-    reference: Reference | None = None
+    reference: ReferenceBatches | None = None
     """Reference cells of the environments, if inputs are standardised per environment."""
 
 
-class Reference(NamedTuple):
+class ReferenceBatches(NamedTuple):
     """Reference cells, such as controls, from which mean and deviation of each environment are estimated."""
 
     batches: Callable[[], Iterable[Tensor]]
@@ -144,13 +144,13 @@ class Reference(NamedTuple):
     the other environments is then standardised by its controls.
     """
 
-    def of_cells(self) -> tuple[Tensor, Tensor, Tensor | None]:
+    def as_tensors(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return ``codes``, ``used`` and ``controls`` as tensors, for :meth:`scbd.nn.EnvironmentScaling.learn`."""
         controls = None if self.controls is None else torch.from_numpy(self.controls)
         return torch.from_numpy(self.codes), torch.from_numpy(self.used), controls
 
 
-class Prepared(NamedTuple):
+class PreparedInputs(NamedTuple):
     """Inputs of a batch, prepared for the networks."""
 
     whole: Tensor
@@ -159,7 +159,7 @@ class Prepared(NamedTuple):
     """Inputs from which z_c is computed: standardised per environment if the model does so, else equal to ``whole``."""
 
 
-class Network(Protocol):
+class EmbeddingNetwork(Protocol):
     """Network that maps prepared inputs to an embedding: :class:`scbd.nn.Encoder` or :class:`scbd.nn.Block`."""
 
     training: bool
@@ -275,7 +275,7 @@ class EmbeddingModule(Objective):
         """True if :meth:`fit` has been called, or there is nothing to fit."""
         return all(bool(part.fitted) for part in (self.preprocess, *self._transforms().values()))
 
-    def fit(self, sample: Sample) -> None:
+    def fit(self, sample: TrainingSample) -> None:
         """Fit the input scales and, for features, the linear transforms before the encoders.
 
         These parts need no gradient. The transform before the encoder of z_c is fitted with the perturbation labels,
@@ -293,7 +293,7 @@ class EmbeddingModule(Objective):
         """
         self.preprocess.fit(sample.batches(), sample.controls)
         if sample.reference is not None:
-            self.learn_environments(sample.reference)
+            self.estimate_environment_statistics(sample.reference)
         transforms = self._transforms()
         if not transforms:
             return
@@ -311,13 +311,13 @@ class EmbeddingModule(Objective):
             controls = None if sample.controls is None else np.tile(sample.controls, n)
             transforms["s"].fit(np.tile(whole, (n, 1)), labels.T.ravel(), controls)
 
-    def learn_environments(self, reference: Reference) -> None:
+    def estimate_environment_statistics(self, reference: ReferenceBatches) -> None:
         """Estimate mean and deviation of the inputs of each environment, except those estimated before."""
         environments = self.preprocess.environments
         assert environments is not None
         environments.learn(
             lambda: (self.preprocess.scaled_inputs(batch.to(self.device)) for batch in reference.batches()),
-            *reference.of_cells(),
+            *reference.as_tensors(),
         )
 
     def prepare(
@@ -326,7 +326,7 @@ class EmbeddingModule(Objective):
         e: Tensor | None,
         generator: torch.Generator | None = None,
         environments: EnvironmentScaling | None = None,
-    ) -> Prepared:
+    ) -> PreparedInputs:
         """Prepare inputs as stored for the networks.
 
         Parameters
@@ -344,8 +344,10 @@ class EmbeddingModule(Objective):
         whole = self.preprocess(inputs, generator)
         environments = environments or self.preprocess.environments
         if environments is None or e is None:
-            return Prepared(whole, whole)
-        return Prepared(whole, self.preprocess.within(whole, inputs, environments, self.columns(e.to(whole.device))))
+            return PreparedInputs(whole, whole)
+        return PreparedInputs(
+            whole, self.preprocess.within(whole, inputs, environments, self.columns(e.to(whole.device)))
+        )
 
     def columns(self, e: Tensor) -> Tensor:
         """Return the codes of the environments in each column, ``(B, K)``.
@@ -399,7 +401,7 @@ class EmbeddingModule(Objective):
         prepared = self.prepare(inputs, e, environments=environments)
         return self.network(block).represent(prepared.within if block == "c" else prepared.whole, representation)
 
-    def network(self, block: BlockName) -> Network:
+    def network(self, block: BlockName) -> EmbeddingNetwork:
         """Return the network of a block."""
         return self.content if block == "c" else self.style
 
@@ -459,10 +461,12 @@ class AutoAlpha(nn.Module):
     @property
     def alpha(self) -> Tensor:
         """Current value of alpha, a scalar."""
-        misled = self.most_interaction**4 / (self.most_interaction**4 + _INTERACTION**4)
+        misled = self.most_interaction**4 / (self.most_interaction**4 + _HALF_WEIGHT_INTERACTION**4)
         shown = self.environment.clamp(min=0) ** 2
-        full = _FULL_ALPHA * self.learned * self.kept
-        return misled * full + (1 - misled) * full.clamp(max=_MAIN_EFFECT) * shown / (shown + _SHOWN**2)
+        full = _MAX_ALPHA_INTERACTION * self.learned * self.kept
+        return misled * full + (1 - misled) * full.clamp(max=_MAX_ALPHA_SHIFT) * shown / (
+            shown + _HALF_WEIGHT_EFFECT**2
+        )
 
     @torch.no_grad()
     def observe(self, learned: Tensor, interaction: Tensor, environment: Tensor) -> None:
@@ -477,10 +481,10 @@ class AutoAlpha(nn.Module):
         environment
             Effect of the environment on z_c, in standard errors, a scalar.
         """
-        self.learned.lerp_(learned.to(self.learned).clamp(min=0), 1 / _HORIZON)
-        self.interaction.lerp_(interaction.to(self.learned), 1 / _A_MOMENT)
+        self.learned.lerp_(learned.to(self.learned).clamp(min=0), 1 / _N_BATCHES_AVERAGED)
+        self.interaction.lerp_(interaction.to(self.learned), 1 / _N_BATCHES_AVERAGED_INTERACTION)
         self.most_interaction.copy_(torch.maximum(self.most_interaction, self.interaction))
-        self.environment.lerp_(environment.to(self.learned), 1 / _HORIZON)
+        self.environment.lerp_(environment.to(self.learned), 1 / _N_BATCHES_AVERAGED)
 
     @torch.no_grad()
     def validate(self, new: Tensor, known: Tensor) -> None:
@@ -494,5 +498,5 @@ class AutoAlpha(nn.Module):
             information.
         """
         of_new, of_known = (shares[shares != 0].to(self.learned) for shares in (new, known))
-        if len(of_new) and len(of_known) and of_known.mean() > _SOMETHING:
+        if len(of_new) and len(of_known) and of_known.mean() > _MIN_INFORMATION:
             self.kept.copy_((of_new.mean() / of_known.mean()).clamp(0, 1))

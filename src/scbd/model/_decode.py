@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from scbd._anndata import as_columns, label_text, label_values
-from scbd._checks import check_count, check_number, count_or, head
+from scbd._checks import check_count, check_number, count_or_default, join_first
 from scbd.model._arguments import explain_arguments, keyword_names
 from scbd.model._contract import Losses, Objective
 from scbd.model._embed import row_numbers
-from scbd.model._minified import blocks_of
-from scbd.model._pictures import CELLS, READ, PictureMixin
+from scbd.model._minified import block_names
+from scbd.model._pictures import CELLS_READ_PER_BLOCK, DECODE_BATCH_SIZE, PictureMixin
 from scbd.model._train import TRAINER_ARGUMENTS, TrainMixin
 
 if TYPE_CHECKING:
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 # prefix of the decoder's losses in the history
 _PREFIX = "decoder_"
 # maximum number of cells from which the mean embedding of a perturbation is computed
-_OF_A_MEAN = 1000
+_MAX_CELLS_PER_MEAN = 1000
 # maximum difference from 1 of the length of an embedding to decode, which allows for rounding
-_OFF_THE_SPHERE = 0.01
+_UNIT_LENGTH_TOLERANCE = 0.01
 # defaults of decoder training: learning rate; batch size on frozen blocks, where cells need no partners of their label
-_LR, _FROZEN_CELLS = 1e-3, 128
+_LR, _FROZEN_BATCH_SIZE = 1e-3, 128
 # one in this many cells of a batch has its blocks exchanged for the cycle loss: enough to learn from, at a low cost
-_EXCHANGED = 4
+_EXCHANGE_EVERY = 4
 
 
-class Reconstruction(Objective):
+class DecoderObjective(Objective):
     """Objective of a decoder: the negative log-likelihood of the inputs, given their embeddings.
 
     Parameters
@@ -88,7 +88,7 @@ class Reconstruction(Objective):
         """Rule that adapts alpha of the module; `None` if the module is frozen or alpha is constant."""
         return None if self.weight is None else self.module.alpha_rule
 
-    def train(self, mode: bool = True) -> Reconstruction:
+    def train(self, mode: bool = True) -> DecoderObjective:
         """Set training or evaluation mode; a frozen module stays in evaluation mode.
 
         Otherwise the running statistics of BatchNorm would change, and with them the embeddings.
@@ -167,7 +167,7 @@ class Reconstruction(Objective):
         """
         n = len(z_c)
         order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
-        some = max(1, n // _EXCHANGED)
+        some = max(1, n // _EXCHANGE_EVERY)
         z_c, z_s = z_c[order[:some].to(z_c.device)], z_s[order[-some:].to(z_s.device)]
         pictures = self.decoder.mean(z_c, z_s)
         if self.decoder.likelihood == "bernoulli":
@@ -181,13 +181,13 @@ class Reconstruction(Objective):
             looking.append((self.module.style, pictures, z_s))
         missed = []
         for block, images, z in looking:
-            with _looking(block):
+            with _frozen_for_context(block):
                 missed.append((block(images).float() - z.detach().float()).square().sum(1).mean())
         return torch.stack(missed).mean()
 
 
 @contextmanager
-def _looking(block: nn.Module) -> Iterator[None]:
+def _frozen_for_context(block: nn.Module) -> Iterator[None]:
     """Put a block into evaluation mode with frozen parameters for the context; gradients still reach its inputs."""
     was = block.training, [parameter.requires_grad for parameter in block.parameters()]
     block.eval().requires_grad_(False)
@@ -273,21 +273,23 @@ class DecodeMixin(PictureMixin, TrainMixin):
         if cycle and self.module.style is None:
             msg = f"cycle={cycle} needs two blocks, and this {type(self).__name__} has z_c alone: leave it out."
             raise ValueError(msg)
-        self._require(None)
-        decoder = self.module.make_decoder(self._likelihood(likelihood), width)
-        settings = self._train_settings(**{"lr": _LR} | training)
+        self._adata_or_attached(None)
+        decoder = self.module.make_decoder(self._choose_likelihood(likelihood), width)
+        settings = self._make_train_settings(**{"lr": _LR} | training)
         if not joint:
             n, p = settings.batch_size, training.get("perturbations_per_batch")
-            most = max(2, min(_FROZEN_CELLS, self.adata.n_obs // 2))  # so that a table of few wells makes two batches
+            most = max(
+                2, min(_FROZEN_BATCH_SIZE, self.adata.n_obs // 2)
+            )  # so that a table of few wells makes two batches
             settings = replace(settings, batch_size=most if n is None else n, perturbations_per_batch=p)
-        objective = Reconstruction(self.module, decoder, weight if joint else None, cycle=cycle)
+        objective = DecoderObjective(self.module, decoder, weight if joint else None, cycle=cycle)
         run = self._fit(objective, settings, contrastive=joint)
         try:
             if joint:
-                self._finish(run)
+                self._store_run(run)
         finally:  # the partly trained decoder of an interrupted run is kept, like the encoders
             if run.moved:
-                self._forget_decoder()
+                self._remove_decoder()
                 self.module.decoder = decoder.to(self.module.device).eval()
                 self.decoder_settings_ = {"joint": joint, "steps": run.settings["steps"]} | objective.own_settings
         if not joint:
@@ -346,17 +348,17 @@ class DecodeMixin(PictureMixin, TrainMixin):
         """
         self._require_decoder()
         check_count("n_steps", n_steps, least=2)
-        batch_size = count_or("batch_size", batch_size, CELLS)
-        adata = self._require(adata)
+        batch_size = count_or_default("batch_size", batch_size, DECODE_BATCH_SIZE)
+        adata = self._adata_or_attached(adata)
         y_key = self.registry_["setup_args"]["y_key"]
         found = label_values(adata.obs, as_columns(y_key)).cat
         labels, wanted = found.rename_categories(label_text).astype(str).to_numpy(), label_text(to)
         if wanted not in labels:
-            msg = f"to={to!r}: no cell has this perturbation. Those of {y_key!r} are {head(np.unique(labels))}."
+            msg = f"to={to!r}: no cell has this perturbation. Those of {y_key!r} are {join_first(np.unique(labels))}."
             raise KeyError(msg)
         rows = row_numbers(indices, adata.n_obs)
         rows = np.arange(adata.n_obs) if rows is None else rows
-        blocks = {block: self._embedded(block, adata, rows, batch_size) for block in blocks_of(self.module)}
+        blocks = {block: self._embedded(block, adata, rows, batch_size) for block in block_names(self.module)}
         names, places = np.unique([wanted, *labels[rows]], return_inverse=True)
         means = np.stack([self._mean_content(adata, labels == name, batch_size) for name in names])
         step = means[places[0]] - means[places[1:]]
@@ -371,10 +373,10 @@ class DecodeMixin(PictureMixin, TrainMixin):
 
         The random choice is the same in each call.
         """
-        rows = np.random.default_rng(0).permutation(np.flatnonzero(of_label))[:_OF_A_MEAN]
+        rows = np.random.default_rng(0).permutation(np.flatnonzero(of_label))[:_MAX_CELLS_PER_MEAN]
         return self._embedded("c", adata, np.sort(rows), batch_size).mean(0)
 
-    def _likelihood(self, asked: Likelihood | Literal["auto"]) -> Likelihood:
+    def _choose_likelihood(self, asked: Likelihood | Literal["auto"]) -> Likelihood:
         """Return the likelihood of the decoder, checked against the intensities of up to 512 random cells.
 
         Raises
@@ -384,8 +386,8 @@ class DecodeMixin(PictureMixin, TrainMixin):
         """
         if asked == "gaussian" or (asked == "auto" and self.module.preprocess.intensity != "scale"):
             return "gaussian"
-        n = self._source(self._require(None)).shape[0]
-        values = self.get_intensities(indices=np.sort(np.random.default_rng(0).permutation(n)[:READ]))
+        n = self._source(self._adata_or_attached(None)).shape[0]
+        values = self.get_intensities(indices=np.sort(np.random.default_rng(0).permutation(n)[:CELLS_READ_PER_BLOCK]))
         low, high = float(values.min()), float(values.max())
         within = low >= -1e-4 and high <= 1 + 1e-4
         if asked == "bernoulli" and not within:
@@ -398,17 +400,17 @@ class DecodeMixin(PictureMixin, TrainMixin):
 
     def _check_embeddings(self, embeddings: Sequence[Tensor]) -> None:
         lengths = torch.stack([z.norm(dim=1) for z in embeddings])
-        off = ~((lengths - 1).abs() <= _OFF_THE_SPHERE)  # also true for NaN
+        off = ~((lengths - 1).abs() <= _UNIT_LENGTH_TOLERANCE)  # also true for NaN
         if off.any():
             rows = np.flatnonzero(off.any(0).numpy())
             msg = (
-                f"The embeddings to decode have other lengths than 1 in {len(rows)} rows ({head(rows)}): take those of "
-                "cells with center=None, and divide points between cells by their length."
+                f"The embeddings to decode have other lengths than 1 in {len(rows)} rows ({join_first(rows)}): take "
+                "those of cells with center=None, and divide points between cells by their length."
             )
             raise ValueError(msg)
 
     @contextmanager
-    def _apart(self) -> Iterator[None]:
+    def _without_untrained_parts(self) -> Iterator[None]:
         """Remove the decoder for the context of a run, so that the run does not train or save it."""
         decoder, settings = self.module.decoder, self.decoder_settings_
         self.module.decoder, self.decoder_settings_ = None, {}
@@ -417,12 +419,12 @@ class DecodeMixin(PictureMixin, TrainMixin):
         finally:
             self.module.decoder, self.decoder_settings_ = decoder, settings
 
-    def _forget(self) -> None:
+    def _reset_derived_attributes(self) -> None:
         """Reset the attributes derived from the weights, and remove the decoder, which fits earlier embeddings."""
-        super()._forget()
-        self._forget_decoder()
+        super()._reset_derived_attributes()
+        self._remove_decoder()
 
-    def _forget_decoder(self) -> None:
+    def _remove_decoder(self) -> None:
         self.module.decoder = None
         self.decoder_settings_ = {}
         if self.history_:

@@ -12,17 +12,17 @@ import torch
 from scvi.data._constants import _FIELD_REGISTRIES_KEY, _SETUP_ARGS_KEY, _STATE_REGISTRY_KEY
 
 from scbd._anndata import (
-    CROSS,
+    CROSS_SEPARATOR,
     E_REGISTRY,
     MISSING_WORDS,
     as_columns,
-    column_codes,
-    control_texts,
+    control_label_texts,
+    encode_crossed_columns,
     label_text,
     label_values,
-    number_values,
+    read_numeric_column,
 )
-from scbd._checks import check_choice, counted, head, inflect, missing_key
+from scbd._checks import check_choice, format_count, inflect, join_first, missing_key_message
 from scbd.data._inferred import INFERRED, infer_environments
 from scbd.nn._variance import Numbers
 
@@ -39,10 +39,10 @@ _CELLS_A_VALUE = 8
 # thresholds of a confounded design: minimum fraction of resolvable contrasts (at 0.2, the invariance loss has a fifth
 # of its strength); maximum fraction of perturbations that occur in a single environment, or of environments that hold
 # a single perturbation
-_TOO_FEW, _MANY = 0.2, 0.1
+_MIN_RESOLVABLE_FRACTION, _MAX_SINGLE_FRACTION = 0.2, 0.1
 
 
-class Design(NamedTuple):
+class ExperimentalDesign(NamedTuple):
     """Perturbations, environments and continuous covariates of a table of cells."""
 
     y: pd.Series
@@ -60,7 +60,7 @@ class Design(NamedTuple):
         e_key: str | Sequence[str],
         e_columns: EColumns | None,
         number_keys: Iterable[str] | None,
-    ) -> Design:
+    ) -> ExperimentalDesign:
         """Read the design from the columns of a table.
 
         Parameters
@@ -87,13 +87,17 @@ class Design(NamedTuple):
         columns = as_columns(e_key)
         apart = [(column,) for column in columns] if e_columns == "side_by_side" else [columns]
         return cls(
-            label_values(obs, y_key).rename(CROSS.join(map(str, as_columns(y_key)))),
-            {name: label_values(obs, each).rename(name) for each in apart for name in [CROSS.join(map(str, each))]},
-            {column: number_values(obs, column) for column in number_keys or ()},
+            label_values(obs, y_key).rename(CROSS_SEPARATOR.join(map(str, as_columns(y_key)))),
+            {
+                name: label_values(obs, each).rename(name)
+                for each in apart
+                for name in [CROSS_SEPARATOR.join(map(str, each))]
+            },
+            {column: read_numeric_column(obs, column) for column in number_keys or ()},
         )
 
 
-def check_design(design: Design, controls: Iterable[str] = ()) -> None:
+def check_design(design: ExperimentalDesign, controls: Iterable[str] = ()) -> None:
     """Warn of problems of the design that would spoil training without any error.
 
     Parameters
@@ -112,10 +116,10 @@ def check_design(design: Design, controls: Iterable[str] = ()) -> None:
     """
     y = _codes(design.y)
     _warn_if_quantity(design.y, f"y_key={design.y.name!r} makes a perturbation")
-    _warn_if_spelt_alike(design.y, "perturbations")
+    _warn_if_labels_differ_in_case(design.y, "perturbations")
     _warn_if_missing(design.y, "perturbation", controls)
     for labels in design.environments.values():
-        _warn_if_spelt_alike(labels, "environments")
+        _warn_if_labels_differ_in_case(labels, "environments")
         _warn_if_missing(labels, "environment")
     for name, labels in design.environments.items():
         _warn_if_quantity(
@@ -125,10 +129,10 @@ def check_design(design: Design, controls: Iterable[str] = ()) -> None:
         )
         _warn_if_confounded(design.y, labels, name, set(controls))
     for name, numbers in design.numbers.items():
-        _warn_if_ordered_alike(y, numbers, name)
+        _warn_if_covariate_confounded(y, numbers, name)
 
 
-def resolvable_contrasts(y: np.ndarray, e: np.ndarray) -> float:
+def resolvable_fraction(y: np.ndarray, e: np.ndarray) -> float:
     """Compute the fraction of contrasts between environments that can be resolved within perturbations.
 
     A contrast is a difference between environments. It can be resolved if it can be estimated from cells of the same
@@ -161,10 +165,10 @@ def resolvable_contrasts(y: np.ndarray, e: np.ndarray) -> float:
     return max(0.0, (fewer - in_common) / (fewer - 1)) if fewer > 1 else 0.0
 
 
-def resolvable_order(y: np.ndarray, numbers: np.ndarray) -> float:
+def resolvable_fraction_of_covariate(y: np.ndarray, numbers: np.ndarray) -> float:
     """Compute the fraction of smooth functions of a continuous covariate that can be resolved within perturbations.
 
-    It is the analogue of :func:`resolvable_contrasts`, with polynomials of degree 1 to 4 of the ranks of the covariate
+    It is the analogue of :func:`resolvable_fraction`, with polynomials of degree 1 to 4 of the ranks of the covariate
     in place of environments.
 
     Parameters
@@ -186,7 +190,7 @@ def resolvable_order(y: np.ndarray, numbers: np.ndarray) -> float:
     return max(0.0, (fewer - in_common) / fewer) if fewer else 0.0
 
 
-def with_inferred(
+def add_inferred_environments(
     adata: AnnData,
     y_key: str | Sequence[str],
     e_key: str | Sequence[str] | None,
@@ -226,20 +230,20 @@ def with_inferred(
     return e_key
 
 
-def check_inferred_there(obs: pd.DataFrame, columns: Sequence[str]) -> None:
+def check_inferred_column(obs: pd.DataFrame, columns: Sequence[str]) -> None:
     """Raise ``KeyError`` if a table lacks the column of inferred environments although it is one of ``columns``.
 
     The column cannot be inferred for new cells alone, because the names of inferred environments differ between calls.
     """
     if INFERRED in columns and INFERRED not in obs:
         msg = (
-            f"{missing_key('obs', INFERRED, obs.columns)} It was inferred from other cells: put both tables together, "
-            "and infer once (scbd.data.infer_environments)."
+            f"{missing_key_message('obs', INFERRED, obs.columns)} It was inferred from other cells: put both tables "
+            "together, and infer once (scbd.data.infer_environments)."
         )
         raise KeyError(msg)
 
 
-def known_e_columns(
+def check_e_columns(
     asked: EColumns | None, e_key: str | list[str], system: str, *, takes_several: bool
 ) -> EColumns | None:
     """Return how several environment columns are combined; `None` if there is a single column.
@@ -270,7 +274,7 @@ def known_e_columns(
     return asked or ("side_by_side" if takes_several else "crossed")
 
 
-def known_number_keys(
+def check_covariate_keys(
     asked: str | Sequence[str] | None, e_key: str | list[str], system: str, *, takes_several: bool
 ) -> list[str] | None:
     """Return the columns of continuous covariates without repetitions; `None` if there are no covariates.
@@ -305,23 +309,23 @@ def known_number_keys(
     return columns
 
 
-def is_side_by_side(registry: dict[str, Any]) -> bool:
+def has_separate_environments(registry: dict[str, Any]) -> bool:
     """Return whether a model treats several environment columns separately (``e_columns="side_by_side"``)."""
     return registry[_SETUP_ARGS_KEY].get("e_columns") == "side_by_side"
 
 
-def covariates(registry: dict[str, Any]) -> np.ndarray | None:
+def environment_column_codes(registry: dict[str, Any]) -> np.ndarray | None:
     """Return the codes of the single columns of each registered environment, int64 ``(E, C)``.
 
     If a model treats C environment columns separately, its registered environments are the E combinations of their
     values. For other models, `None` is returned.
     """
-    if not is_side_by_side(registry):
+    if not has_separate_environments(registry):
         return None
-    return column_codes(registry[_FIELD_REGISTRIES_KEY][E_REGISTRY][_STATE_REGISTRY_KEY]["categories"])
+    return encode_crossed_columns(registry[_FIELD_REGISTRIES_KEY][E_REGISTRY][_STATE_REGISTRY_KEY]["categories"])
 
 
-def control_labels(control: Any, categories: Iterable[Any]) -> list[Any]:
+def match_control_labels(control: Any, categories: Iterable[Any]) -> list[Any]:
     """Return the categories that are controls.
 
     Labels are compared as text, and whole numbers have one text: 1, 1.0 and ``"1"`` are the same label.
@@ -333,20 +337,20 @@ def control_labels(control: Any, categories: Iterable[Any]) -> list[Any]:
     categories
         All labels.
     """
-    names = control_texts(control)
+    names = control_label_texts(control)
     return [label for label in categories if label_text(label) in names]
 
 
-def controls_of(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> np.ndarray | None:
+def control_mask(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> np.ndarray | None:
     """Return a mask of the controls, boolean ``(N,)``; `None` if no control was named or the table lacks a y column."""
     if control is None or any(column not in obs for column in y_columns):
         return None
     labels = label_values(obs, y_columns, allow_missing=True)
-    mask: np.ndarray = labels.isin(control_labels(control, labels.cat.categories)).to_numpy()
+    mask: np.ndarray = labels.isin(match_control_labels(control, labels.cat.categories)).to_numpy()
     return mask
 
 
-def _warn_if_spelt_alike(labels: pd.Series, what: str) -> None:
+def _warn_if_labels_differ_in_case(labels: pd.Series, what: str) -> None:
     """Warn if labels differ only in blanks or case; single letters such as "a" and "A" may be different classes."""
     names = [label for label in labels.cat.categories if isinstance(label, str)]
     plain = pd.Series(
@@ -360,7 +364,7 @@ def _warn_if_spelt_alike(labels: pd.Series, what: str) -> None:
         alike = sorted(zip(plain[twice], np.array(names, dtype=object)[twice.to_numpy()], strict=True))
         _warn(
             f"{len(alike)} labels of {labels.name!r} differ from others only in blanks or case "
-            f"({head(repr(name) for _, name in alike)}), and count as {what} of their own: write them alike."
+            f"({join_first(repr(name) for _, name in alike)}), and count as {what} of their own: write them alike."
         )
 
 
@@ -392,8 +396,12 @@ def _warn_if_confounded(y: pd.Series, e: pd.Series, name: str, controls: set[str
     n_y, n_e = len(y.cat.categories), len(e.cat.categories)
     of_y, of_e = np.divmod(np.unique(_codes(y) * n_e + _codes(e)), n_e)
     alone_y, alone_e = (np.count_nonzero(np.bincount(codes) == 1) for codes in (of_y, of_e))
-    share = resolvable_contrasts(_codes(y), _codes(e))
-    if share >= _TOO_FEW and alone_y < _MANY * n_y and alone_e < _MANY * n_e:
+    share = resolvable_fraction(_codes(y), _codes(e))
+    if (
+        share >= _MIN_RESOLVABLE_FRACTION
+        and alone_y < _MAX_SINGLE_FRACTION * n_y
+        and alone_e < _MAX_SINGLE_FRACTION * n_e
+    ):
         return
     if 2 * alone_e >= n_e:
         remedy = (
@@ -401,8 +409,8 @@ def _warn_if_confounded(y: pd.Series, e: pd.Series, name: str, controls: set[str
             "e_key, such as the plate in place of the well, or several columns side by side; or put controls, or the "
             "same perturbations, in all environments."
         )
-    elif alone_y >= _MANY * n_y:
-        remedy = _across_environments(y, e, controls, np.bincount(of_y) > 1)
+    elif alone_y >= _MAX_SINGLE_FRACTION * n_y:
+        remedy = _advice_on_links(y, e, controls, np.bincount(of_y) > 1)
     else:
         remedy = "Removing e from z_c may remove y with it: repeat perturbations, or use a coarser e_key."
     were = inflect(alone_y, "was", "were")
@@ -413,7 +421,7 @@ def _warn_if_confounded(y: pd.Series, e: pd.Series, name: str, controls: set[str
     )
 
 
-def _across_environments(y: pd.Series, e: pd.Series, controls: set[str], shared: np.ndarray) -> str:
+def _advice_on_links(y: pd.Series, e: pd.Series, controls: set[str], shared: np.ndarray) -> str:
     """Return advice for a design in which many perturbations lie in a single environment.
 
     The advice depends on what links the environments: controls in all environments, controls in some of them, other
@@ -432,14 +440,14 @@ def _across_environments(y: pd.Series, e: pd.Series, controls: set[str], shared:
     is_control = np.array([label_text(label) in controls for label in labels])
     n_controls = e[is_control[_codes(y)]].value_counts(sort=False)
     if n_controls.all():
-        fewest = f"{n_controls.idxmin()} has the fewest, {counted(n_controls.min(), 'row')}"
+        fewest = f"{n_controls.idxmin()} has the fewest, {format_count(n_controls.min(), 'row')}"
         return (
             f"Only controls link the environments ({fewest}): effects of an environment that its controls do not show "
             "are taken for effects of its perturbations. Scores of how well an embedding predicts "
             f"{e.name} can be high because of this design alone."
         )
     if n_controls.any():
-        lacking = head(n_controls.index[n_controls == 0])
+        lacking = join_first(n_controls.index[n_controls == 0])
         return f"Put controls, or the same perturbations, in all environments (without controls: {lacking})."
     if not shared.any():
         return (
@@ -447,14 +455,14 @@ def _across_environments(y: pd.Series, e: pd.Series, controls: set[str], shared:
             "perturbations, in all environments."
         )
     return (
-        f"Only what lies in several environments links them ({head(labels[shared])}): if these are controls, name them "
-        "(control=…)."
+        f"Only what lies in several environments links them ({join_first(labels[shared])}): if these are controls, "
+        "name them (control=…)."
     )
 
 
-def _warn_if_ordered_alike(y: np.ndarray, numbers: np.ndarray, name: str) -> None:
-    share = resolvable_order(y, numbers)
-    if share < _TOO_FEW:
+def _warn_if_covariate_confounded(y: np.ndarray, numbers: np.ndarray, name: str) -> None:
+    share = resolvable_fraction_of_covariate(y, numbers)
+    if share < _MIN_RESOLVABLE_FRACTION:
         _warn(
             f"y and {name!r} are confounded: {share:.0%} of what can change with it is seen at equal perturbation, "
             "and the rest stays in z_c. Leave it out of continuous_covariate_keys."

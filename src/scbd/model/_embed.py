@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from anndata import AnnData
 
-from scbd._checks import check_choice, count_or, head
-from scbd._files import local_path, named_when_whole, progress_bar
+from scbd._checks import check_choice, count_or_default, join_first
+from scbd._files import local_path, progress_bar, write_atomically
 from scbd.data._loading import read_tensor
-from scbd.data._screens import BlockStore, open_embedding, storable
+from scbd.data._screens import BlockStore, as_storable, open_embedding
 from scbd.data._sources import digest_cells, prefetch
 from scbd.model._arguments import explain_arguments
 from scbd.model._environments import EnvironmentMixin
-from scbd.model._minified import blocks_of, minified
-from scbd.nn._distributed import wait_for_all, world
+from scbd.model._minified import block_names, minified_copy
+from scbd.nn._distributed import rank_and_world_size, wait_for_all
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from scbd.data._sources import ImageSource
     from scbd.model._contract import BlockName, EmbeddingModule
-    from scbd.model._environments import Environments
-    from scbd.model._minified import StoredBlocks
+    from scbd.model._environments import EnvironmentCorrections
+    from scbd.model._minified import StoredEmbeddings
     from scbd.nn._encoders import Representation
 
 Center = Literal["auto", "controls"] | None
@@ -42,12 +42,12 @@ Center = Literal["auto", "controls"] | None
 # default number of cells per forward pass, and per block of a store
 BATCH_SIZE, BLOCK_SIZE = 512, 65_536
 # maximum number of controls from which the mean embedding of controls is estimated
-_CENTRE_CELLS = 16_384
+_MAX_CENTRE_CONTROLS = 16_384
 # number of cells sampled to check the units of inputs, and minimum number of cells for the check
-_LOOKED_AT, _ENOUGH = 256, 8
+_UNIT_CHECK_CELLS, _MIN_UNIT_CHECK_CELLS = 256, 8
 # limits above which inputs are taken to be in other units than in training: offset in standard deviations, and ratio of
 # standard deviations; the second number is for inputs on a logarithmic (arcsinh) scale
-_FAR, _EXP_FAR = 10.0, 3.0
+_MAX_UNIT_DEVIATION, _MAX_UNIT_DEVIATION_LOG = 10.0, 3.0
 _BLOCKS = {"c": "perturbation", "s": "environment"}
 _REPRESENTATIONS = {"embedding": "z", "intermediate": "r"}
 _DTYPES = ("float32", "float16")
@@ -56,7 +56,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 
 
 @contextmanager
-def freed_memory_kept(device: torch.device) -> Iterator[None]:
+def keep_freed_memory(device: torch.device) -> Iterator[None]:
     """Keep freed memory in the process until the end of the block, for speed.
 
     By default, glibc returns the memory of each batch's activations to the system, which zeroes it page by page when it
@@ -82,13 +82,13 @@ def freed_memory_kept(device: torch.device) -> Iterator[None]:
 class Embedder(NamedTuple):
     """Everything that is needed to embed the cells of a table."""
 
-    module: EmbeddingModule | StoredBlocks
+    module: EmbeddingModule | StoredEmbeddings
     source: ImageSource
     blocks: Sequence[BlockName]
     representation: Representation
     centers: Mapping[BlockName, np.ndarray]
     """Vector ``(D,)`` that is subtracted from the embeddings of a block."""
-    environments: Environments | None
+    environments: EnvironmentCorrections | None
     """Environments of the cells, by which inputs are standardised and z_c is centred; `None` for neither."""
 
     def width(self, block: BlockName) -> int:
@@ -116,7 +116,7 @@ class Embedder(NamedTuple):
         """
         self.module.eval()
         reader = closing(prefetch(read_tensor(self.source, part) for part in parts))
-        with freed_memory_kept(self.module.device), reader as batches:
+        with keep_freed_memory(self.module.device), reader as batches:
             for part, inputs in zip(parts, batches, strict=True):
                 # not around the yield: the caller may abandon the generator, and inference mode would stay on
                 with torch.inference_mode():
@@ -235,14 +235,14 @@ class EmbedMixin(EnvironmentMixin):
         UserWarning
             If the names of the channels differ from those at set-up, or if inputs are in other units than in training.
         """
-        embedder = self._embedder(adata, [block], representation, center)
+        embedder = self._make_embedder(adata, [block], representation, center)
         (name,), n_cells = embedder.blocks, embedder.source.shape[0]
-        rows, size = row_numbers(indices, n_cells), count_or("batch_size", batch_size, BATCH_SIZE)
+        rows, size = row_numbers(indices, n_cells), count_or_default("batch_size", batch_size, BATCH_SIZE)
         n = n_cells if rows is None else len(rows)
         parts = [slice(start, min(start + size, n)) for start in range(0, n, size)]
         bar = progress_bar(f"Embedding {_REPRESENTATIONS[representation]}_{name}", n, shown=enable_progress_bar)
         batches = embedder.embed(parts if rows is None else [rows[part] for part in parts])
-        with _target(out, (n, embedder.width(name))) as target, bar, closing(batches):
+        with _output_array(out, (n, embedder.width(name))) as target, bar, closing(batches):
             for part, values in zip(parts, batches, strict=True):
                 target[part] = values[name]
                 bar.update(len(values[name]))
@@ -309,17 +309,20 @@ class EmbedMixin(EnvironmentMixin):
             See :meth:`get_latent_representation`. Also if an unfinished store with other content exists at ``path``.
         """
         if blocks is None:
-            blocks = blocks_of(self.module)
-        embedder = self._embedder(adata, blocks, representation, center)
-        rank, n_processes = world()
+            blocks = block_names(self.module)
+        embedder = self._make_embedder(adata, blocks, representation, center)
+        rank, n_processes = rank_and_world_size()
         share = (rank + 1, n_processes) if shard is None else shard
         if not 1 <= share[0] <= share[1]:
             msg = f"shard={share[0]}/{share[1]}: give a first number from 1 to the second."
             raise ValueError(msg)
-        path = _new_store(path, blocks, dtype, shared=shard is not None)
-        size, obs = count_or("batch_size", batch_size, BATCH_SIZE), storable(self._require(adata).obs)
+        path = _checked_store_path(path, blocks, dtype, shared=shard is not None)
+        size, obs = (
+            count_or_default("batch_size", batch_size, BATCH_SIZE),
+            as_storable(self._adata_or_attached(adata).obs),
+        )
         # blocks consist of whole batches, so that batches are the same when a killed call is continued
-        n, rows = len(obs), -(-count_or("block_size", block_size, BLOCK_SIZE) // size) * size
+        n, rows = len(obs), -(-count_or_default("block_size", block_size, BLOCK_SIZE) // size) * size
         system = type(self).__name__.removesuffix("Model").lower()
         names = {block: f"X_{system}_{block}" for block in embedder.blocks}
         arrays = {name: ((n, embedder.width(block)), np.dtype(dtype)) for block, name in names.items()}
@@ -379,9 +382,9 @@ class EmbedMixin(EnvironmentMixin):
         >>> model.get_latent_representation(block="s").shape
         (240, 64)
         """
-        adata, blocks = self._require(None), blocks_of(self.module)
+        adata, blocks = self._adata_or_attached(None), block_names(self.module)
         self._source(adata)
-        embedder = self._embedder(adata, blocks, "embedding", None)
+        embedder = self._make_embedder(adata, blocks, "embedding", None)
         n = adata.n_obs
         parts = [slice(start, min(start + BATCH_SIZE, n)) for start in range(0, n, BATCH_SIZE)]
         bar = progress_bar("Embedding all blocks", n, shown=None)
@@ -390,9 +393,9 @@ class EmbedMixin(EnvironmentMixin):
             for part, values in zip(parts, batches, strict=True):
                 z[part] = np.concatenate([values[block] for block in blocks], axis=1)
                 bar.update(len(z[part]))
-        self.adata = minified(adata, self._inputs, self.module, z)
+        self.adata = minified_copy(adata, self._inputs, self.module, z)
 
-    def _embedder(
+    def _make_embedder(
         self,
         adata: AnnData | None,
         blocks: Sequence[str],
@@ -401,22 +404,22 @@ class EmbedMixin(EnvironmentMixin):
     ) -> Embedder:
         """Check the arguments and inputs, and return the :class:`Embedder` of the cells."""
         self._check_if_trained(warn=True)
-        adata = self._require(adata)
+        adata = self._adata_or_attached(adata)
         check_choice("representation", representation, _REPRESENTATIONS)
         kind = cast("Representation", representation)
-        module, source = self._read_from(adata) if kind == "embedding" else (self.module, self._source(adata))
-        names = [self._block(block) for block in blocks]
-        centers = self._centers(center, kind)
+        module, source = self._module_and_source(adata) if kind == "embedding" else (self.module, self._source(adata))
+        names = [self._checked_block(block) for block in blocks]
+        centers = self._centers_to_subtract(center, kind)
         environments = None
         if "c" in names:
-            environments = self._environments(adata, leftover=center is not None and kind == "embedding")
-        if module is self.module and (adata is not self.adata or self._has_others()):
+            environments = self._environment_corrections(adata, leftover=center is not None and kind == "embedding")
+        if module is self.module and (adata is not self.adata or self._has_other_cells_attached()):
             registered = self._registered_inputs
             called = registered["channels" if self._inputs.image_key is not None else "features"]
-            _warn_of_units(module, source, environments, called)
+            _warn_if_other_units(module, source, environments, called)
         return Embedder(module, source, names, kind, centers, environments)
 
-    def _block(self, block: str) -> BlockName:
+    def _checked_block(self, block: str) -> BlockName:
         """Check the name of a block, and return it.
 
         Raises
@@ -431,7 +434,7 @@ class EmbedMixin(EnvironmentMixin):
             raise ValueError(msg)
         return name
 
-    def _centers(self, center: Center, representation: Representation) -> Mapping[BlockName, np.ndarray]:
+    def _centers_to_subtract(self, center: Center, representation: Representation) -> Mapping[BlockName, np.ndarray]:
         """Return the mean of the controls for each block; empty if it is not to be subtracted."""
         known: Any = getattr(self, "centers_", {})
         check_choice("center", center, {"auto": "of features", "controls": "by their mean", None: "not at all"})
@@ -445,9 +448,9 @@ class EmbedMixin(EnvironmentMixin):
         wanted = center == "controls" or (center == "auto" and of_features)
         return known if wanted and representation == "embedding" else {}
 
-    def _find_centers(self) -> None:
+    def _estimate_centers(self) -> None:
         """Compute and store the mean embedding of the controls among the training cells, for each block."""
-        controls = self._controls(self.adata)
+        controls = self._control_mask(self.adata)
         self.centers_ = {}
         if controls is None:
             return
@@ -456,15 +459,15 @@ class EmbedMixin(EnvironmentMixin):
             msg = "No training cell is a control: embeddings are not centred on controls."
             warnings.warn(msg, UserWarning, stacklevel=5)
             return
-        rows = np.sort(np.random.default_rng(0).permutation(rows)[:_CENTRE_CELLS])
-        for block in blocks_of(self.module):
+        rows = np.sort(np.random.default_rng(0).permutation(rows)[:_MAX_CENTRE_CONTROLS])
+        for block in block_names(self.module):
             z = self.get_latent_representation(indices=rows, block=block, enable_progress_bar=False)
             self.centers_[block] = z.mean(0)
 
 
 @torch.no_grad()
-def _warn_of_units(
-    module: EmbeddingModule, source: ImageSource, environments: Environments | None, names: Sequence[str]
+def _warn_if_other_units(
+    module: EmbeddingModule, source: ImageSource, environments: EnvironmentCorrections | None, names: Sequence[str]
 ) -> None:
     """Warn if inputs are in other units than in training, such as raw instead of scaled values.
 
@@ -482,8 +485,8 @@ def _warn_of_units(
         Names of the channels or features.
     """
     n, preprocess = source.shape[0], module.preprocess
-    rows = np.sort(np.random.default_rng(0).permutation(n)[:_LOOKED_AT])
-    if len(rows) < _ENOUGH or not (preprocess.standardize and bool(preprocess.fitted)):
+    rows = np.sort(np.random.default_rng(0).permutation(n)[:_UNIT_CHECK_CELLS])
+    if len(rows) < _MIN_UNIT_CHECK_CELLS or not (preprocess.standardize and bool(preprocess.fitted)):
         return
     values = preprocess.scaled_inputs(read_tensor(source, rows).to(module.device))
     # with unseen environments, compare values that are standardised per environment
@@ -498,7 +501,7 @@ def _warn_of_units(
     middles = np.median(pixels.mean(-1), axis=0)
     spread = np.median(pixels.std(-1) if of_images else np.abs(pixels[..., 0] - middles), axis=0)
     off, ratio = float(np.median(np.abs(middles))), float(np.median(spread[spread > 0])) if spread.any() else 1.0
-    bound = _EXP_FAR if preprocess.intensity == "arcsinh" else _FAR
+    bound = _MAX_UNIT_DEVIATION_LOG if preprocess.intensity == "arcsinh" else _MAX_UNIT_DEVIATION
     # the lower limit is wider for images, since smooth or resized images vary less than noisy ones
     if off > bound or not (0.1 if of_images else 1) / bound < ratio < bound:
         what = "Channels" if of_images else "Features"
@@ -514,11 +517,11 @@ def check_finite_inputs(inputs: torch.Tensor, part: slice | np.ndarray) -> None:
     """Raise ``ValueError`` if inputs contain NaN or infinity; ``part`` states their rows, for the message."""
     if not inputs.is_floating_point() or bool(inputs.isfinite().all()):
         return
-    rows = _row_names(part, ~inputs.isfinite().flatten(1).all(1).cpu().numpy())
+    rows = _row_numbers(part, ~inputs.isfinite().flatten(1).all(1).cpu().numpy())
     whole, values = ("Images", "pixels") if inputs.ndim == 4 else ("Features", "values")
     msg = (
         f"{whole} of {len(rows)} of {len(inputs)} cells that were read together have NaN or infinite {values} (rows "
-        f"{head(rows)}): drop these cells or repair them."
+        f"{join_first(rows)}): drop these cells or repair them."
     )
     raise ValueError(msg)
 
@@ -544,7 +547,7 @@ def row_numbers(indices: Any, n: int) -> np.ndarray | None:
 
 
 @contextmanager
-def _target(out: Any, shape: tuple[int, int]) -> Generator[np.ndarray]:
+def _output_array(out: Any, shape: tuple[int, int]) -> Generator[np.ndarray]:
     """Yield the array to write embeddings to; a file gets its name when the block ends without an error."""
     if out is None:
         yield np.empty(shape, dtype=np.float32)
@@ -559,13 +562,13 @@ def _target(out: Any, shape: tuple[int, int]) -> Generator[np.ndarray]:
             msg = f"out={str(path)!r}: give the path of an .npy file, or an array."
             raise ValueError(msg)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with named_when_whole(path) as partial:
+        with write_atomically(path) as partial:
             mapped = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
             yield mapped
             mapped.flush()
 
 
-def _new_store(path: str | os.PathLike[str], blocks: Sequence[str], dtype: str, *, shared: bool) -> Path:
+def _checked_store_path(path: str | os.PathLike[str], blocks: Sequence[str], dtype: str, *, shared: bool) -> Path:
     """Check the path, blocks and type of a new store of embeddings, and return the path."""
     path = local_path(path)
     if not blocks:
@@ -594,15 +597,17 @@ def _check_finite_embedding(module: nn.Module, embedding: np.ndarray, part: slic
         for name, values in module.state_dict().items()
         if values.is_floating_point() and not values.isfinite().all()
     ]
-    why = f"its weights are not finite ({head(broken)})" if broken else "they are far outside of the training cells"
+    why = (
+        f"its weights are not finite ({join_first(broken)})" if broken else "they are far outside of the training cells"
+    )
     msg = (
-        f"The model returns NaN for {(~finite).sum()} of {len(finite)} cells (rows {head(_row_names(part, ~finite))}) "
-        f"whose inputs are finite: {why}."
+        f"The model returns NaN for {(~finite).sum()} of {len(finite)} cells (rows "
+        f"{join_first(_row_numbers(part, ~finite))}) whose inputs are finite: {why}."
     )
     raise ValueError(msg)
 
 
-def _row_names(part: slice | np.ndarray, chosen: np.ndarray) -> list[int]:
+def _row_numbers(part: slice | np.ndarray, chosen: np.ndarray) -> list[int]:
     """Return the row numbers in the table of the chosen cells of a part; ``chosen`` is boolean."""
     rows = np.arange(part.start, part.stop) if isinstance(part, slice) else part
     return rows[chosen].tolist()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from scbd.nn._contrastive import Groups, contrastive_ceiling, effective_rank, spread
+from scbd.nn._contrastive import Groups, collapsed_loss, effective_rank, total_variance
 from scbd.nn._encoders import on_sphere
 from scbd.nn._variance import Numbers, invariance_statistic
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from scbd.nn._variance import Environments
 
 # maximum total variance of a collapsed embedding, in units of the temperature, the scale of distances in the losses
-_COLLAPSED_SPREAD = 0.25
+_MAX_COLLAPSED_VARIANCE = 0.25
 # minimum validation/training ratio of supervised information before we warn of overfitting
-_BY_HEART = 0.5
+_MIN_VALIDATION_RATIO = 0.5
 # number of cells in a forward pass
 _CELLS = 512
 # permutation test of perturbation means: number of permutations, and p value below which the means differ
-_PERMUTATIONS, _TOLD = 199, 0.01
+_N_PERMUTATIONS, _MAX_P_VALUE = 199, 0.01
 # total variance of unit vectors below which they differ only by rounding in single precision
 _ROUNDING = 1e-10
 # minimum fraction of the invariance loss in the objective at which a warning names alpha as a possible cause
-_NOTABLE = 0.01
-_ALIKE = "means of perturbations differ no more than those of permuted labels"
+_MIN_INVARIANCE_FRACTION = 0.01
+_MEANS_DO_NOT_DIFFER = "means of perturbations differ no more than those of permuted labels"
 
 
-def shape_of(z_c: Tensor) -> dict[str, float]:
+def collapse_measures(z_c: Tensor) -> dict[str, float]:
     """Return total variance and effective rank of embeddings ``(N, D)``, which show a collapse to a point or a line."""
-    return {"spread": spread(z_c), "effective_rank": effective_rank(z_c)}
+    return {"spread": total_variance(z_c), "effective_rank": effective_rank(z_c)}
 
 
-def measure(
+def measure_health(
     module: SCBDModule, batch: dict[str, Tensor], told: Callable[[], bool], remedy: Callable[[], str]
 ) -> tuple[dict[str, float], str]:
     """Compute the health of z_c on a batch, and a warning if z_c is collapsed, overfitted or without information.
@@ -75,32 +75,32 @@ def measure(
         seen = invariance_statistic([z_c], every, labels)
     health = {
         "supervised_c": float(supervised.shown),
-        "ceiling": contrastive_ceiling(len(supervised.log_normaliser), include_self=module.include_self),
+        "ceiling": collapsed_loss(len(supervised.log_normaliser), include_self=module.include_self),
         "learned_c": float(supervised.learned),
         "environment_c": float(seen),
-    } | shape_of(z_c)
-    point = health["spread"] < _COLLAPSED_SPREAD * module.temperature
+    } | collapse_measures(z_c)
+    point = health["spread"] < _MAX_COLLAPSED_VARIANCE * module.temperature
     kept = 1.0 if module.auto_alpha is None else float(module.auto_alpha.kept)
     learned = float(module.learned(*matched, supervised.log_normaliser))
-    in_doubt = point or kept < _BY_HEART or learned <= 0
+    in_doubt = point or kept < _MIN_VALIDATION_RATIO or learned <= 0
     tells = in_doubt and told()
     collapsed, warning = point and not tells, ""
     health |= {"collapsed": float(collapsed), "final_alpha": float(module.current_alpha)}
     if collapsed:
         warning = (
-            f"z_c has collapsed to nearly one point (spread {health['spread']:.3f}, from 0 to 1), and {_ALIKE}. "
-            f"{remedy()}"
+            f"z_c has collapsed to nearly one point (spread {health['spread']:.3f}, from 0 to 1), and "
+            f"{_MEANS_DO_NOT_DIFFER}. {remedy()}"
         )
-    elif kept < _BY_HEART:
+    elif kept < _MIN_VALIDATION_RATIO:
         warning = (
             f"z_c has learned training cells by heart: validation cells show {kept:.0%} of what training cells show of "
             f"the perturbations{', whose means they tell apart' * tells}. Look at new cells alone. More cells "
-            f"help{_turned(module)}; with few, a classifier may do better (scbd.baselines.ERMModel)."
+            f"help{_augmentation_advice(module)}; with few, a classifier may do better (scbd.baselines.ERMModel)."
         )
     elif learned <= 0 and not tells:
         warning = (
             f"z_c has learned to tell few perturbations apart, if any: it has {learned:.0%} of what the labels say, "
-            f"and {_ALIKE}. {remedy()}"
+            f"and {_MEANS_DO_NOT_DIFFER}. {remedy()}"
         )
     return health, warning
 
@@ -119,14 +119,14 @@ def means_differ(z: Tensor, labels: Groups) -> bool:
     if not z.square().sum(1).mean() > _ROUNDING:
         return False
     generator = torch.Generator().manual_seed(0)
-    orders = [torch.arange(len(z)), *(torch.randperm(len(z), generator=generator) for _ in range(_PERMUTATIONS))]
+    orders = [torch.arange(len(z)), *(torch.randperm(len(z), generator=generator) for _ in range(_N_PERMUTATIONS))]
     # the statistic is the sum of squares between labels: each mean is weighted by the number of its cells
     size = (labels.n_others + 1)[:, None]
     between = torch.stack([(labels.sums(z[order]) / size).square().sum() for order in orders])
-    return bool((between >= between[0] * (1 - 1e-9)).double().mean() < _TOLD)
+    return bool((between >= between[0] * (1 - 1e-9)).double().mean() < _MAX_P_VALUE)
 
 
-def remedy(module: SCBDModule, of_invariance: float) -> str:
+def advice_on_collapse(module: SCBDModule, of_invariance: float) -> str:
     """Return advice, with code to run, for a z_c without information.
 
     Parameters
@@ -137,7 +137,7 @@ def remedy(module: SCBDModule, of_invariance: float) -> str:
         Largest fraction of the invariance loss in the objective during training. From 0.01 on, the advice is to lower
         alpha; below, to train for longer.
     """
-    if of_invariance >= _NOTABLE:
+    if of_invariance >= _MIN_INVARIANCE_FRACTION:
         alpha = float(module.current_alpha)
         other = "0" if module.auto_alpha is not None else f"{alpha / 10:g}"
         return (
@@ -148,7 +148,7 @@ def remedy(module: SCBDModule, of_invariance: float) -> str:
     return f"Train on: model.train().{controls}"
 
 
-def _turned(module: SCBDModule) -> str:
+def _augmentation_advice(module: SCBDModule) -> str:
     """Return advice to flip and rotate training images; empty if the model does so or its inputs are features."""
     of_images_as_they_are = getattr(module.preprocess, "augment", True) is False
     return ", and so does SCBDModel(adata, augment=True) where orientation means nothing" * of_images_as_they_are

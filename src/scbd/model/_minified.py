@@ -11,7 +11,7 @@ from scvi.data._constants import _ADATA_MINIFY_TYPE_UNS_KEY, _MANAGER_UUID_KEY, 
 from scvi.data._utils import _get_adata_minify_type
 from torch import nn
 
-from scbd.data._inputs import Inputs
+from scbd.data._inputs import InputLocation
 from scbd.model._cells import cell_digests
 
 if TYPE_CHECKING:
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from scbd.nn._inputs import EnvironmentScaling
 
 # kind of a minified table, in the entry of uns where scvi-tools states it; the kinds of scvi-tools hold posteriors
-_KIND = "embeddings"
+_MINIFIED_KIND = "embeddings"
 # key of uns for the digests of the inputs, embeddings and weights that a minified table was created from
-_OF = "_scbd_minified"
+_DIGESTS_KEY = "_scbd_minified"
 # key of obsm for the uncentred embeddings of all blocks, concatenated
-_KEY = "_scbd_latent"
-_STORED = Inputs(obsm_key=_KEY)
+_EMBEDDINGS_KEY = "_scbd_latent"
+_STORED = InputLocation(obsm_key=_EMBEDDINGS_KEY)
 
 
-class StoredBlocks(nn.Module):
+class StoredEmbeddings(nn.Module):
     """Replacement for a module that reads stored embeddings of a minified table, the blocks concatenated."""
 
     def __init__(self, module: EmbeddingModule) -> None:
         super().__init__()
         self.device: torch.device = module.device
-        self.widths = {block: module.width(block, "embedding") for block in blocks_of(module)}
+        self.widths = {block: module.width(block, "embedding") for block in block_names(module)}
 
     def width(self, block: BlockName, representation: Representation) -> int:
         """Return the dimension of the embedding of a block."""
@@ -67,17 +67,17 @@ class StoredBlocks(nn.Module):
         return inputs[:, first : first + self.widths[block]]
 
 
-def blocks_of(module: EmbeddingModule) -> list[BlockName]:
+def block_names(module: EmbeddingModule) -> list[BlockName]:
     """Return the names of a module's blocks."""
     return ["c"] if module.style is None else ["c", "s"]
 
 
 def is_minified(adata: AnnData) -> bool:
-    """Return whether a table was created by :func:`minified`."""
-    return bool(_get_adata_minify_type(adata) == _KIND)
+    """Return whether a table was created by :func:`minified_copy`."""
+    return bool(_get_adata_minify_type(adata) == _MINIFIED_KIND)
 
 
-def minified(adata: AnnData, inputs: Inputs, module: EmbeddingModule, z: np.ndarray) -> AnnData:
+def minified_copy(adata: AnnData, inputs: InputLocation, module: EmbeddingModule, z: np.ndarray) -> AnnData:
     """Return a copy of a table with embeddings in place of inputs, X and layers.
 
     Parameters
@@ -94,13 +94,17 @@ def minified(adata: AnnData, inputs: Inputs, module: EmbeddingModule, z: np.ndar
     uns = {key: value for key, value in adata.uns.items() if key not in (_SCVI_UUID_KEY, _MANAGER_UUID_KEY)}
     left_out = (inputs.image_key, inputs.obsm_key)
     obsm = {key: values for key, values in adata.obsm.items() if key not in left_out}
-    table = AnnData(obs=adata.obs, var=adata.var, uns=uns, obsm=obsm | {_KEY: z}, obsp=dict(adata.obsp))
-    digests = {"inputs": _digest(adata, inputs), "embeddings": _digest(table, _STORED), "weights": _weights(module)}
-    table.uns |= {_ADATA_MINIFY_TYPE_UNS_KEY: _KIND, _OF: digests}
+    table = AnnData(obs=adata.obs, var=adata.var, uns=uns, obsm=obsm | {_EMBEDDINGS_KEY: z}, obsp=dict(adata.obsp))
+    digests = {
+        "inputs": _digest(adata, inputs),
+        "embeddings": _digest(table, _STORED),
+        "weights": _digest_weights(module),
+    }
+    table.uns |= {_ADATA_MINIFY_TYPE_UNS_KEY: _MINIFIED_KIND, _DIGESTS_KEY: digests}
     return table
 
 
-def without(inputs: str) -> str:
+def missing_inputs_message(inputs: str) -> str:
     """Return the error message for a minified table where inputs are needed; ``inputs`` names these inputs."""
     return (
         f"These cells are minified: embeddings stand in place of {inputs}, which this needs. Pass the full table, or "
@@ -108,7 +112,7 @@ def without(inputs: str) -> str:
     )
 
 
-def stored_blocks(adata: AnnData, module: EmbeddingModule) -> ImageSource:
+def stored_embeddings(adata: AnnData, module: EmbeddingModule) -> ImageSource:
     """Return the source of the embeddings that a minified table holds in place of inputs.
 
     Raises
@@ -116,7 +120,7 @@ def stored_blocks(adata: AnnData, module: EmbeddingModule) -> ImageSource:
     ValueError
         If the table lacks embeddings, or its embeddings were computed with other weights.
     """
-    if _KEY not in adata.obsm or adata.uns[_OF]["weights"] != _weights(module):
+    if _EMBEDDINGS_KEY not in adata.obsm or adata.uns[_DIGESTS_KEY]["weights"] != _digest_weights(module):
         msg = (
             "These cells are minified, and hold embeddings of another model, or of this one before it was trained on: "
             "attach the full table, and call minify_adata() again."
@@ -130,15 +134,15 @@ def digest_of_inputs(adata: AnnData) -> str:
 
     It is empty if the embeddings have changed since, for example because rows were selected.
     """
-    of = adata.uns[_OF]
+    of = adata.uns[_DIGESTS_KEY]
     return str(of["inputs"]) if of["embeddings"] == _digest(adata, _STORED) else ""
 
 
-def _digest(adata: AnnData, inputs: Inputs) -> str:
+def _digest(adata: AnnData, inputs: InputLocation) -> str:
     return cell_digests(inputs.source(adata), adata.obs[[]])["images"]
 
 
-def _weights(module: EmbeddingModule) -> str:
+def _digest_weights(module: EmbeddingModule) -> str:
     """Return a digest of the preprocessing and the networks, on which embeddings depend."""
     digest = hashlib.sha256()
     for part in filter(None, (module.preprocess, module.content, module.style)):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from scbd._checks import check_choice, check_count, check_number
-from scbd.model._contract import Alpha, AutoAlpha, EmbeddingModule, Losses, Prepared
+from scbd.model._contract import Alpha, AutoAlpha, EmbeddingModule, Losses, PreparedInputs
 from scbd.nn._contrastive import (
     Groups,
     InvarianceReduction,
@@ -18,11 +18,11 @@ from scbd.nn._contrastive import (
     check_temperature,
     invariance_loss,
     log_normaliser,
-    share_learned,
+    normalised_supervised_information,
     supervised_contrastive_loss,
 )
 from scbd.nn._decoders import AdditiveDecoder
-from scbd.nn._distributed import gather
+from scbd.nn._distributed import gather_rows
 from scbd.nn._encoders import Block, on_sphere
 from scbd.nn._variance import Numbers, environment_effects
 
@@ -37,10 +37,10 @@ Positives = Literal["all", "other_environments"]
 
 
 # weight of the supervised loss of single cells relative to that of sets: a set may show an effect that its cells do not
-_CELLS_BESIDE_SETS = 0.5
+_SINGLE_CELL_WEIGHT = 0.5
 
 
-class Embedded(NamedTuple):
+class EmbeddedBatch(NamedTuple):
     """Embeddings of a batch in all blocks."""
 
     z: tuple[Tensor, ...]
@@ -53,13 +53,13 @@ class Embedded(NamedTuple):
     h: Tensor | None = None
     """Projections ``(B, D)``: z_c before scaling to unit length. Given if sets of cells are averaged."""
 
-    def gathered(self) -> Embedded:
+    def gathered(self) -> EmbeddedBatch:
         """Return the joint batch of all processes."""
-        h = None if self.h is None else gather(self.h)
-        return Embedded(tuple(map(gather, self.z)), list(map(gather, self.passed)), h)
+        h = None if self.h is None else gather_rows(self.h)
+        return EmbeddedBatch(tuple(map(gather_rows, self.z)), list(map(gather_rows, self.passed)), h)
 
 
-class Supervised(NamedTuple):
+class SupervisedLosses(NamedTuple):
     """Supervised losses of z_c. All fields are scalars, except ``log_normaliser``."""
 
     loss: Tensor
@@ -166,7 +166,7 @@ class SCBDModule(EmbeddingModule):
         # these follow from setup_anndata, and are therefore not saved with the weights
         self.register_buffer("covariates", None, persistent=False)
         self.register_buffer("controls", None, persistent=False)
-        self.set_known(covariates, controls)
+        self.set_label_codes(covariates, controls)
         self.content = Block(encoder, preprocess.output_shape, n_latent, transform, norm=norm)
         if style_target:
             self.style = Block(encoder, preprocess.output_shape, n_latent, copy.deepcopy(transform), norm=norm)
@@ -187,7 +187,7 @@ class SCBDModule(EmbeddingModule):
         """Current value of alpha: the given number, or with ``"auto"`` the value found so far, a scalar."""
         return float(self.alpha) if self.auto_alpha is None else self.auto_alpha.alpha
 
-    def set_known(self, covariates: np.ndarray | None, controls: np.ndarray | None) -> None:
+    def set_label_codes(self, covariates: np.ndarray | None, controls: np.ndarray | None) -> None:
         """Set the codes of separate environments and of controls; called again when labels have been added.
 
         Parameters
@@ -219,7 +219,7 @@ class SCBDModule(EmbeddingModule):
         perturbed = self.perturbed(y)
         similarity = self._similarity | {"log_normaliser": normaliser}
         loss = supervised_contrastive_loss(z_c, y, anchors=perturbed, **similarity)
-        return share_learned(loss, y, include_self=self.include_self, anchors=perturbed)
+        return normalised_supervised_information(loss, y, include_self=self.include_self, anchors=perturbed)
 
     def perturbed(self, y: Groups) -> Tensor | None:
         """Return a mask of the cells that are not controls, boolean ``(B,)``; `None` if no controls were named.
@@ -264,18 +264,18 @@ class SCBDModule(EmbeddingModule):
         """
         return self.losses(self.blocks(self.prepare(inputs, e, generator)), y, e, numbers, ramp=ramp)
 
-    def blocks(self, inputs: Prepared) -> Embedded:
+    def blocks(self, inputs: PreparedInputs) -> EmbeddedBatch:
         """Embed a prepared batch in all blocks."""
-        h, passed = self.content.watched(inputs.within)
+        h, passed = self.content.forward_with_intermediates(inputs.within)
         z_c = on_sphere(h)
-        return Embedded(
+        return EmbeddedBatch(
             (z_c,) if self.style is None else (z_c, self.style(inputs.whole)),
             passed if self.invariance == "variance" else [],
             h if self.set_size > 1 else None,
         )
 
     def losses(
-        self, embedded: Embedded, y: Tensor, e: Tensor, numbers: Tensor | None = None, *, ramp: float = 1.0
+        self, embedded: EmbeddedBatch, y: Tensor, e: Tensor, numbers: Tensor | None = None, *, ramp: float = 1.0
     ) -> Losses:
         """Compute the losses of embedded cells of all processes.
 
@@ -287,26 +287,26 @@ class SCBDModule(EmbeddingModule):
             See :meth:`forward`.
         """
         embedded = embedded.gathered()
-        of_y, of_e = Groups(gather(y)), Groups(gather(e))
+        of_y, of_e = Groups(gather_rows(y)), Groups(gather_rows(e))
         z_c, *z_s = embedded.z
         supervised = self.supervised(z_c, of_y, of_e, embedded.h)
         loss, parts = supervised.loss, {"supervised_c": supervised.shown, "learned_c": supervised.learned}
         environments = self.side_by_side(of_e)
         for z in z_s:
-            clusters = environments if self.style_target == "e" else [of_y.crossed(of_e)]
+            clusters = environments if self.style_target == "e" else [of_y.cross(of_e)]
             each = [supervised_contrastive_loss(z, of_one, **self._similarity) for of_one in clusters]
             parts["supervised_s"] = torch.stack(each).mean()
             learned = [
-                share_learned(of_one.detach(), labels, include_self=self.include_self)
+                normalised_supervised_information(of_one.detach(), labels, include_self=self.include_self)
                 for of_one, labels in zip(each, clusters, strict=True)
             ]
             parts["learned_s"] = torch.stack(learned).mean()
             loss = loss + parts["supervised_s"]
         if self.invariance == "variance":
-            ordered = Numbers.columns(None if numbers is None else gather(numbers))
+            ordered = Numbers.columns(None if numbers is None else gather_rows(numbers))
             effects = environment_effects((*embedded.passed, z_c), [*environments, *ordered], of_y)
             parts |= {"invariance_c": effects.statistic, "interaction_c": effects.interaction}
-            parts["environment_c"] = effects.of_last
+            parts["environment_c"] = effects.embedding_statistic
         else:
             similarity = self._similarity
             if self.set_size == 1:  # both losses use the same Gram matrix
@@ -351,10 +351,10 @@ class SCBDModule(EmbeddingModule):
         """
         if h is None:
             return z_c, y
-        means, labels = y.in_sets(h, self.set_size)
+        means, labels = y.average_over_sets(h, self.set_size)
         return on_sphere(means), labels
 
-    def supervised(self, z_c: Tensor, y: Groups, e: Groups, h: Tensor | None = None) -> Supervised:
+    def supervised(self, z_c: Tensor, y: Groups, e: Groups, h: Tensor | None = None) -> SupervisedLosses:
         """Compute the supervised losses of z_c: the loss to minimise, the loss to log and the supervised information.
 
         If sets are matched, they are matched without label smoothing, and half of the loss of single cells with
@@ -378,7 +378,7 @@ class SCBDModule(EmbeddingModule):
         similarity |= {"log_normaliser": normaliser}
         loss = of_all = shown = supervised_contrastive_loss(z_c, y, smoothing=smoothing, **similarity)
         if beside is not None:
-            loss = loss + _CELLS_BESIDE_SETS * beside
+            loss = loss + _SINGLE_CELL_WEIGHT * beside
         if self.positives != "all":
             loss = supervised_contrastive_loss(z_c, y, environments=e, smoothing=smoothing, **self._similarity)
         if smoothing:
@@ -390,8 +390,8 @@ class SCBDModule(EmbeddingModule):
             with torch.no_grad():
                 of_all = supervised_contrastive_loss(z_c, y, smoothing=smoothing, anchors=perturbed, **similarity)
         how: dict[str, Any] = {"smoothing": smoothing, "include_self": self.include_self, "anchors": perturbed}
-        learned = share_learned(of_all.detach(), y, **how)
-        return Supervised(loss, shown, learned, normaliser)
+        learned = normalised_supervised_information(of_all.detach(), y, **how)
+        return SupervisedLosses(loss, shown, learned, normaliser)
 
     @property
     def _similarity(self) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from scbd._checks import count_or, head
+from scbd._checks import count_or_default, join_first
 from scbd.data._loading import read_tensor
 from scbd.model._arguments import explain_arguments
 from scbd.model._embed import EmbedMixin, check_finite_inputs, row_numbers
-from scbd.model._minified import blocks_of
+from scbd.model._minified import block_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from scbd.data._sources import ImageSource
 
 # default numbers of cells: in a forward pass of the decoder; read at once
-CELLS, READ = 256, 512
+DECODE_BATCH_SIZE, CELLS_READ_PER_BLOCK = 256, 512
 
 
 class PictureMixin(EmbedMixin):
@@ -54,12 +54,12 @@ class PictureMixin(EmbedMixin):
         -------
         Array, float32 ``(len(indices), C, H, W)`` of images, or ``(len(indices), F)`` of features.
         """
-        source, preprocess = self._source(self._require(adata)), self.module.preprocess
+        source, preprocess = self._source(self._adata_or_attached(adata)), self.module.preprocess
         rows = row_numbers(indices, source.shape[0])
         rows = np.arange(source.shape[0]) if rows is None else rows
         images = np.empty((len(rows), *preprocess.output_shape), dtype=np.float32)
         with torch.inference_mode():
-            for part, stored in self._read(source, rows, READ):
+            for part, stored in self._read(source, rows, CELLS_READ_PER_BLOCK):
                 images[part] = preprocess.measured(stored).cpu().numpy()
         return images
 
@@ -94,8 +94,8 @@ class PictureMixin(EmbedMixin):
             If no decoder has been trained (``ValueError``); see also :meth:`get_latent_representation`.
         """
         self._require_decoder()
-        batch_size = count_or("batch_size", batch_size, CELLS)
-        embeddings = [self._embedded(block, adata, indices, batch_size) for block in blocks_of(self.module)]
+        batch_size = count_or_default("batch_size", batch_size, DECODE_BATCH_SIZE)
+        embeddings = [self._embedded(block, adata, indices, batch_size) for block in block_names(self.module)]
         return self.decode(*embeddings, batch_size=batch_size)
 
     @explain_arguments()
@@ -135,8 +135,8 @@ class PictureMixin(EmbedMixin):
         if self.module.style is None:
             msg = f"This {type(self).__name__} has a single block: there is nothing to swap."
             raise ValueError(msg)
-        batch_size = count_or("batch_size", batch_size, CELLS)
-        n = self._require(adata).n_obs
+        batch_size = count_or_default("batch_size", batch_size, DECODE_BATCH_SIZE)
+        n = self._adata_or_attached(adata).n_obs
         rows = [row_numbers(indices, n) for indices in (content, style)]
         if rows[0] is None or rows[1] is None or len(rows[0]) != len(rows[1]):
             msg = "Give equally many rows for content and for style: each pair makes one image."
@@ -169,7 +169,7 @@ class PictureMixin(EmbedMixin):
             finite, or an embedding of SCBD has a length that differs from 1 by more than 0.01.
         """
         decoder = self._require_decoder()
-        batch_size = count_or("batch_size", batch_size, CELLS)
+        batch_size = count_or_default("batch_size", batch_size, DECODE_BATCH_SIZE)
         tensors = [torch.as_tensor(np.asarray(z), dtype=torch.float32) for z in embeddings]
         wanted = decoder.n_latents
         if [t.shape[1] if t.ndim == 2 else None for t in tensors] != [*wanted] or len({len(t) for t in tensors}) != 1:
@@ -204,7 +204,7 @@ class PictureMixin(EmbedMixin):
         broken = ~torch.stack([z.isfinite().all(1) for z in embeddings]).all(0)
         if broken.any():
             rows = np.flatnonzero(broken.numpy())
-            msg = f"The embeddings to decode have NaN or infinite values in {len(rows)} rows ({head(rows)})."
+            msg = f"The embeddings to decode have NaN or infinite values in {len(rows)} rows ({join_first(rows)})."
             raise ValueError(msg)
 
     def _require_decoder(self) -> Any:

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from scbd._checks import check_count, check_number
 from scbd.model._contract import Losses
-from scbd.model._health import shape_of
-from scbd.nn._distributed import agree_on_buffers, gather
+from scbd.model._health import collapse_measures
+from scbd.nn._distributed import broadcast_buffers, gather_rows
 from scbd.nn._encoders import Encoder
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from scbd.model._contract import Network, Objective
+    from scbd.model._contract import EmbeddingNetwork, Objective
 
 logger = logging.getLogger(__name__)
 
 # number of validation embeddings from which total variance and effective rank are computed
-_HEALTH_CELLS = 8192
+_MAX_HEALTH_CELLS = 8192
 
 
 class OnlineHead(Callback):
@@ -56,7 +56,7 @@ class OnlineHead(Callback):
 
     def __init__(
         self,
-        network: Network,
+        network: EmbeddingNetwork,
         n_labels: int,
         *,
         lr: float,
@@ -84,14 +84,14 @@ class OnlineHead(Callback):
         self._optimizer = torch.optim.AdamW(self.linear.parameters(), lr=self._lr, weight_decay=self._weight_decay)
         if self._state is not None:
             self._optimizer.load_state_dict(self._state)
-        self._handle = self._network.show(self._look)
+        self._handle = self._network.show(self._record)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, plan: L.LightningModule, outputs: Any, batch: dict[str, Tensor], batch_idx: int
     ) -> None:
         """Train the head on the batch, unless r_c is not finite, which a plan may tolerate."""
         assert self._features is not None and self._optimizer is not None
-        features, y = gather(self._features), gather(batch["y"])
+        features, y = gather_rows(self._features), gather_rows(batch["y"])
         self._features = None
         if not bool(features.isfinite().all()):
             return
@@ -115,7 +115,7 @@ class OnlineHead(Callback):
         """Store the state of the optimiser until training starts, when the weights are on their device."""
         self._state = state_dict
 
-    def _look(self, features: Tensor) -> None:
+    def _record(self, features: Tensor) -> None:
         if self._network.training:
             self._features = features.detach().float()
 
@@ -184,7 +184,7 @@ class TrainingPlan(L.LightningModule):
         check_forward(module)
         self.module = module
         self.head = None if head is None else head.linear  # moved and saved with this module
-        self._beside: list[Callback] = [] if head is None else [head]
+        self._head_callbacks: list[Callback] = [] if head is None else [head]
         self.lr = lr
         self.weight_decay = weight_decay
         self.encoder_lr = encoder_lr
@@ -198,7 +198,7 @@ class TrainingPlan(L.LightningModule):
         self.first_step = first_step
         self.settings = dict(settings or {})
         self._embeddings: list[Tensor] = []
-        self._learned: list[Tensor] = []
+        self._validation_information: list[Tensor] = []
 
     def configure_optimizers(self) -> Any:
         """Create AdamW with torch's default epsilon, and the decay of its learning rate.
@@ -238,7 +238,7 @@ class TrainingPlan(L.LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callback that trains the online head, if there is one."""
-        return self._beside
+        return self._head_callbacks
 
     def ramp(self, step: int) -> float:
         """Return the factor, from 0 to 1, of alpha or of another weight that warms up, at a step of this run."""
@@ -265,17 +265,19 @@ class TrainingPlan(L.LightningModule):
         losses = self._losses(batch)
         self._log("validation", losses, len(batch["y"]))
         if self.module.alpha_rule is not None:
-            self._learned.append(losses.parts["learned_c"])
-        if losses.z_c is not None and sum(map(len, self._embeddings)) < _HEALTH_CELLS:
+            self._validation_information.append(losses.parts["learned_c"])
+        if losses.z_c is not None and sum(map(len, self._embeddings)) < _MAX_HEALTH_CELLS:
             self._embeddings.append(losses.z_c)
 
     def on_validation_epoch_end(self) -> None:
         """Log total variance and effective rank of z_c, if the module returns z_c; update alpha if it is ``"auto"``."""
         if self.module.alpha_rule is not None:
-            self.module.alpha_rule.validate(torch.stack(self._learned), self._learned_of_known())
-            self._learned.clear()
+            self.module.alpha_rule.validate(
+                torch.stack(self._validation_information), self._information_of_training_cells()
+            )
+            self._validation_information.clear()
         if self._embeddings:
-            for name, value in shape_of(torch.cat(self._embeddings)).items():
+            for name, value in collapse_measures(torch.cat(self._embeddings)).items():
                 self.log(f"z_c_{name}", value, rank_zero_only=True)
             self._embeddings.clear()
 
@@ -290,7 +292,7 @@ class TrainingPlan(L.LightningModule):
             raise TypeError(msg)
         return losses
 
-    def _learned_of_known(self) -> Tensor:
+    def _information_of_training_cells(self) -> Tensor:
         """Return the normalised supervised information of training cells, one number per batch.
 
         The batches are drawn in the same way as validation batches. Comparing the two shows overfitting.
@@ -316,7 +318,7 @@ class TrainingPlan(L.LightningModule):
 
     def on_train_end(self) -> None:
         """Copy the buffers of the first process to all others, while the module is still on its device."""
-        agree_on_buffers(self.module)
+        broadcast_buffers(self.module)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the settings to the checkpoint."""

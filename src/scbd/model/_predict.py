@@ -26,7 +26,7 @@ class PredictMixin(EmbedMixin):
     @property
     def can_predict(self) -> bool:
         """True if the model has a linear classifier: as part of its objective, or from ``train(online_head=True)``."""
-        return self._own_head is not None or bool(getattr(self, "online_head_", {}))
+        return self._objective_head is not None or bool(getattr(self, "online_head_", {}))
 
     @explain_arguments()
     def predict(
@@ -83,13 +83,13 @@ class PredictMixin(EmbedMixin):
         return np.array(categories, dtype=None if alike else object)[logits.argmax(1).numpy()]
 
     @property
-    def _own_head(self) -> nn.Linear | None:
+    def _objective_head(self) -> nn.Linear | None:
         """Linear classifier that is part of the objective; `None` if the model has none."""
         return None
 
     def _head(self) -> nn.Linear:
-        if self._own_head is not None:
-            return self._own_head
+        if self._objective_head is not None:
+            return self._objective_head
         if not self.can_predict:
             msg = (
                 f"This {type(self).__name__} has no head to predict with: train it with train(online_head=True), or "

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from scbd._anndata import NUMBER_REGISTRY, Y_REGISTRY
-from scbd.model._arguments import INSTEAD, check_names, keyword_names
-from scbd.model._base import ImageModel, encoder_name, parameters
-from scbd.model._cells import check_other_environments
+from scbd._anndata import COVARIATE_REGISTRY, Y_REGISTRY
+from scbd.model._arguments import REPLACEMENTS, check_argument_names, keyword_names
+from scbd.model._base import ImageModel, describe_n_parameters, encoder_name
+from scbd.model._cells import check_positives_in_other_environments
 from scbd.model._decode import DecodeMixin
-from scbd.model._design import covariates
-from scbd.model._health import means_differ, measure, remedy
+from scbd.model._design import environment_column_codes
+from scbd.model._health import advice_on_collapse, means_differ, measure_health
 from scbd.model._objective import Invariance, SCBDModule, StyleTarget
 from scbd.nn._contrastive import Groups
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 # set_size="auto": number of perturbations from which on cells are averaged in sets, and cells per set; among that many
 # perturbations, a single cell rarely shows which one it has
-_MANY, _SET_SIZE = 30, 4
+_MIN_PERTURBATIONS_FOR_SETS, _DEFAULT_SET_SIZE = 30, 4
 # number of cells used to test whether perturbation means differ, before a warning is raised
-_CELLS = 2_048
+_MEANS_TEST_CELLS = 2_048
 # further keyword arguments with their defaults: of the preprocessing, of the transform of features, of the module
 _PREPARATION: dict[str, Any] = {"intensity": "auto", "standardize": True, "clip": 20.0}
 _TRANSFORM: dict[str, Any] = {"whitening": "auto", "whitening_kwargs": None}
@@ -149,7 +149,11 @@ class SCBDModel(DecodeMixin, ImageModel):
     (240, 64)
     """
 
-    traits = replace(ImageModel.traits, side_by_side=True, findings={**ImageModel.traits.findings, "health_": dict})
+    traits = replace(
+        ImageModel.traits,
+        side_by_side=True,
+        derived_attributes={**ImageModel.traits.derived_attributes, "health_": dict},
+    )
     module: SCBDModule
 
     def __init__(
@@ -173,9 +177,9 @@ class SCBDModel(DecodeMixin, ImageModel):
         self.init_params_ = self._get_init_params(locals())
         further = {**_PREPARATION, **_TRANSFORM, **_MODULE}
         known = [*keyword_names(SCBDModel.__init__), *further]
-        check_names(module_kwargs, known, type(self).__name__, INSTEAD["__init__"])
+        check_argument_names(module_kwargs, known, type(self).__name__, REPLACEMENTS["__init__"])
         further |= module_kwargs
-        numbers = self._registered(NUMBER_REGISTRY).get("columns", [])
+        numbers = self._registered(COVARIATE_REGISTRY).get("columns", [])
         if numbers and invariance != "variance":
             msg = (
                 f"invariance={invariance!r} takes labels as environments, not numbers ({', '.join(numbers)}): use "
@@ -184,14 +188,14 @@ class SCBDModel(DecodeMixin, ImageModel):
             raise ValueError(msg)
         encoder = self._encoder(encoder)
         own = {name: further[name] for name in _PREPARATION}
-        preprocess = self._preprocess(image_size=image_size, augment=augment, standardize_by=standardize_by, **own)
-        transform = self._transform(encoder, further["whitening"], n_latent, further["whitening_kwargs"])
+        preprocess = self._make_preprocess(image_size=image_size, augment=augment, standardize_by=standardize_by, **own)
+        transform = self._make_transform(encoder, further["whitening"], n_latent, further["whitening_kwargs"])
         if n_latent is None:  # a linear encoder does not change the dimension of its inputs
             n_latent = (preprocess if transform is None else transform).output_shape[0] if encoder == "linear" else 64
         if further["set_size"] == "auto":
-            many = len(self._registered(Y_REGISTRY)["categories"]) >= _MANY
+            many = len(self._registered(Y_REGISTRY)["categories"]) >= _MIN_PERTURBATIONS_FOR_SETS
             matches_sets = many and encoder != "linear" and further["positives"] == "all"
-            further["set_size"] = _SET_SIZE if matches_sets else 1
+            further["set_size"] = _DEFAULT_SET_SIZE if matches_sets else 1
         self.module = SCBDModule(
             preprocess,
             encoder=encoder,
@@ -202,7 +206,7 @@ class SCBDModel(DecodeMixin, ImageModel):
             smoothing=smoothing,
             style_target=style_target,
             invariance=invariance,
-            covariates=covariates(self.registry_),
+            covariates=environment_column_codes(self.registry_),
             controls=self._control_codes,
             **{name: further[name] for name in _MODULE},
         )
@@ -236,32 +240,32 @@ class SCBDModel(DecodeMixin, ImageModel):
         Labels that are new since the model was constructed are thereby included.
         """
         if self.module.positives == "other_environments":
-            check_other_environments(y, e, self._registered(Y_REGISTRY)["categories"])
-        self.module.set_known(covariates(self.registry_), self._control_codes)
+            check_positives_in_other_environments(y, e, self._registered(Y_REGISTRY)["categories"])
+        self.module.set_label_codes(environment_column_codes(self.registry_), self._control_codes)
 
     def _after_training(self, data: ImageDataModule) -> None:
         """Compute :attr:`health` on a batch, and warn if z_c does not carry the perturbation or has overfitted."""
-        of_invariance = self._share_of_invariance()
-        self.health_, warning = measure(
+        of_invariance = self._max_invariance_fraction()
+        self.health_, warning = measure_health(
             self.module,
             data.example_batch(),
-            self._tells_means,
-            lambda: remedy(self.module, of_invariance),
+            self._has_different_means,
+            lambda: advice_on_collapse(self.module, of_invariance),
         )
         if warning:
             warnings.warn(warning, UserWarning, stacklevel=5)
 
-    def _tells_means(self) -> bool:
+    def _has_different_means(self) -> bool:
         """Return whether perturbation means of z_c differ more than those of permuted labels.
 
         Validation cells are used if there are at least two, and training cells otherwise.
         """
         rows = self.validation_indices if len(self.validation_indices) > 1 else self.train_indices
-        rows = np.sort(np.random.default_rng(0).permutation(rows)[:_CELLS])
+        rows = np.sort(np.random.default_rng(0).permutation(rows)[:_MEANS_TEST_CELLS])
         z = self.get_latent_representation(indices=rows, enable_progress_bar=False)
         return means_differ(torch.from_numpy(z), Groups(torch.from_numpy(self._codes(self.adata, Y_REGISTRY)[rows])))
 
-    def _share_of_invariance(self) -> float:
+    def _max_invariance_fraction(self) -> float:
         """Return the maximum fraction, over logged training steps, of the objective that is the invariance loss.
 
         The invariance loss is weighted by alpha. The fraction is at most 1.
@@ -273,7 +277,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         alpha = history["alpha"]["alpha"] if "alpha" in history else self.module.alpha
         return min(float((alpha * invariance / loss).abs().max()), 1.0)
 
-    def _parts(self) -> list[tuple[str, str]]:
+    def _summary_lines(self) -> list[tuple[str, str]]:
         """Return the lines of ``print(model)`` on blocks and objective, as pairs of name and text."""
         module = self.module
         blocks, style = "z_c alone", ""
@@ -286,7 +290,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         encoder = encoder_name(self._encoder(self.init_params_["non_kwargs"]["encoder"]))
         networks = f"{encoder} → r ({module.content.n_features}) → z ({module.content.n_latent})"
         return [
-            ("blocks", f"{blocks}: {networks}, {parameters(module)}"),
+            ("blocks", f"{blocks}: {networks}, {describe_n_parameters(module)}"),
             (
                 "objective",
                 f"alpha {alpha} ({module.invariance}), temperature {module.temperature:g}, "
@@ -294,7 +298,7 @@ class SCBDModel(DecodeMixin, ImageModel):
             ),
         ]
 
-    def _outcome(self) -> list[tuple[str, str]]:
+    def _result_lines(self) -> list[tuple[str, str]]:
         """Return the lines of ``print(model)`` on health and decoder, as pairs of name and text."""
         health, decoder, lines = self.health, self.decoder_settings_, []
         if health:

@@ -21,34 +21,46 @@ from scvi.data.fields import StringUnsField
 from scvi.model.base import BaseMinifiedModeModelClass
 
 from scbd._anndata import (
+    COVARIATE_REGISTRY,
     E_REGISTRY,
     FEATURE_REGISTRY,
     IMAGE_REGISTRY,
-    NUMBER_REGISTRY,
     POSITION_REGISTRY,
     Y_REGISTRY,
     as_columns,
     check_anndata,
-    control_names,
-    control_texts,
+    check_control_labels,
+    control_label_texts,
+    find_likely_controls,
     label_text,
-    likely_controls,
 )
-from scbd.data._fields import FeatureField, ImageField, LabelField, NumberField, known_features
-from scbd.data._inputs import Inputs, check_channel_names, check_like_registered
-from scbd.model._arguments import INSTEAD, Absent, check_names, explain_arguments, keyword_names
+from scbd.data._fields import FeatureField, ImageField, LabelField, NumberField, match_features
+from scbd.data._inputs import InputLocation, check_channel_names, check_images_match_registered
+from scbd.model._arguments import (
+    REPLACEMENTS,
+    UnavailableAttribute,
+    check_argument_names,
+    explain_arguments,
+    keyword_names,
+)
 from scbd.model._cells import TRAIN_SIZE, cell_digests
 from scbd.model._design import (
-    Design,
+    ExperimentalDesign,
+    add_inferred_environments,
+    check_covariate_keys,
     check_design,
-    check_inferred_there,
-    control_labels,
-    controls_of,
-    known_e_columns,
-    known_number_keys,
-    with_inferred,
+    check_e_columns,
+    check_inferred_column,
+    control_mask,
+    match_control_labels,
 )
-from scbd.model._minified import StoredBlocks, digest_of_inputs, is_minified, stored_blocks, without
+from scbd.model._minified import (
+    StoredEmbeddings,
+    digest_of_inputs,
+    is_minified,
+    missing_inputs_message,
+    stored_embeddings,
+)
 from scbd.nn._encoders import IdentityLinear
 from scbd.nn._inputs import FeatureScaling, InputTransform, Preprocess
 
@@ -60,7 +72,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from scbd.data._sources import ImageSource
-    from scbd.model._contract import EmbeddingModule, Traits
+    from scbd.model._contract import EmbeddingModule, ModelTraits
     from scbd.model._design import EColumns
     from scbd.nn._inputs import Whitening
 
@@ -69,19 +81,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # minimum number of rows per feature for which encoder="auto" is "mlp", which has hidden layers, and not "linear"
-_ROWS_A_FEATURE = 10
+_MIN_ROWS_PER_FEATURE_FOR_MLP = 10
 # default dimension of the embedding of a linear encoder; a large one costs little time
-_LINEAR_LATENT = 300
+_MAX_LINEAR_LATENT = 300
 # default whitening of the features before each encoder
-_BEFORE: dict[str | nn.Module, Whitening] = {"linear": "plda", "mlp": "within"}
+_DEFAULT_WHITENING: dict[str | nn.Module, Whitening] = {"linear": "plda", "mlp": "within"}
 # settings for images only, and settings for features only, with their defaults
-_OF_IMAGES: dict[str, Any] = {"image_size": None, "intensity": "auto"}
-_OF_FEATURES: dict[str, Any] = {"clip": 20.0}
+_IMAGE_SETTINGS: dict[str, Any] = {"image_size": None, "intensity": "auto"}
+_FEATURE_SETTINGS: dict[str, Any] = {"clip": 20.0}
 # default arguments of train: for features with a linear encoder, which starts as the identity and needs few steps; for
 # features with other encoders; for images with the encoder "small"
-_FEW_STEPS = {"max_steps": 50, "lr": 1e-4}
-_MORE_STEPS = {"max_steps": 200, "lr": 1e-3}
-_SOME_STEPS = {"max_steps": 300, "lr": 1e-3, "batch_size": 512}
+_LINEAR_TRAIN_DEFAULTS = {"max_steps": 50, "lr": 1e-4}
+_MLP_TRAIN_DEFAULTS = {"max_steps": 200, "lr": 1e-3}
+_SMALL_TRAIN_DEFAULTS = {"max_steps": 300, "lr": 1e-3, "batch_size": 512}
 
 
 class ScreenManager(AnnDataManager):
@@ -117,13 +129,13 @@ class ScreenManager(AnnDataManager):
 class SetupMixin(BaseMinifiedModeModelClass):
     """Mixin that adds :meth:`setup_anndata` and the attached cells, ``adata``, to a model."""
 
-    module: EmbeddingModule = Absent(  # type: ignore[assignment]
+    module: EmbeddingModule = UnavailableAttribute(  # type: ignore[assignment]
         "set it in the constructor, to the EmbeddingModule to train: self.module = …"
     )
-    traits: Traits
+    traits: ModelTraits
     # whether the attached cells differ from the training cells, and the names of the cells when this was determined
     _has_other_cells = False
-    _compared: pd.Index | None = None
+    _compared_names: pd.Index | None = None
 
     def __init__(self, adata: AnnData | None = None, registry: dict[str, Any] | None = None) -> None:
         super().__init__(adata, registry)
@@ -231,21 +243,21 @@ class SetupMixin(BaseMinifiedModeModelClass):
         """
         check_anndata(adata)
         where = {"image_key": image_key, "channels": channels, "layer": layer, "obsm_key": obsm_key}
-        e_key = with_inferred(adata, y_key, e_key, infer_environments, where)
+        e_key = add_inferred_environments(adata, y_key, e_key, infer_environments, where)
         infer_environments = None  # from here on, inferred environments are an ordinary column
         # keys are saved with the model, and therefore converted to text or lists of text
         y_key, e_key = _plain_key(y_key), _plain_key(e_key)
         several = {"takes_several": cls.traits.side_by_side}
-        e_columns = known_e_columns(e_columns, e_key, cls.__name__, **several)
-        continuous_covariate_keys = known_number_keys(continuous_covariate_keys, e_key, cls.__name__, **several)
+        e_columns = check_e_columns(e_columns, e_key, cls.__name__, **several)
+        continuous_covariate_keys = check_covariate_keys(continuous_covariate_keys, e_key, cls.__name__, **several)
         position_key = None if position_key is None else _plain_key(position_key)
         if not is_minified(adata):
-            image_key, layer, obsm_key, channels = Inputs.found(adata, image_key, layer, obsm_key, channels)
+            image_key, layer, obsm_key, channels = InputLocation.found(adata, image_key, layer, obsm_key, channels)
         elif kwargs.get("source_registry") is None:
-            raise ValueError(without("inputs"))
+            raise ValueError(missing_inputs_message("inputs"))
         given = {name: value for name, value in locals().items() if name not in ("__class__", "several", "where")}
         setup_method_args = cls._get_setup_method_args(**given)
-        inputs = Inputs(image_key, layer, obsm_key, channels)
+        inputs = InputLocation(image_key, layer, obsm_key, channels)
         field = ImageField(IMAGE_REGISTRY, image_key, channels) if image_key else FeatureField(FEATURE_REGISTRY, inputs)
         if is_minified(adata):
             field = StringUnsField(REGISTRY_KEYS.MINIFY_TYPE_KEY, _ADATA_MINIFY_TYPE_UNS_KEY)
@@ -253,7 +265,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
         if position_key is not None:
             labels.append(LabelField(POSITION_REGISTRY, position_key))
         if continuous_covariate_keys is not None:
-            labels.append(NumberField(NUMBER_REGISTRY, continuous_covariate_keys))
+            labels.append(NumberField(COVARIATE_REGISTRY, continuous_covariate_keys))
         design = None
         if kwargs.get("source_registry") is None:
             both = [column for column in as_columns(y_key) if column in as_columns(e_key)]
@@ -263,10 +275,10 @@ class SetupMixin(BaseMinifiedModeModelClass):
                     "as e_key what cells were imaged in, such as the well or the plate."
                 )
                 raise ValueError(msg)
-            design = Design.of(adata.obs, y_key, e_key, e_columns, continuous_covariate_keys)
+            design = ExperimentalDesign.of(adata.obs, y_key, e_key, e_columns, continuous_covariate_keys)
             if control is not None:
                 y, *e = (list(map(label_text, of.cat.categories)) for of in (design.y, *design.environments.values()))
-                control_names(control, y, y_key, chain(*e))
+                check_control_labels(control, y, y_key, chain(*e))
         else:
             # new cells of a loaded model: register the labels that are present; missing labels are not required
             labels = [field for field in labels if all(column in adata.obs for column in field.columns)]
@@ -274,8 +286,8 @@ class SetupMixin(BaseMinifiedModeModelClass):
         manager.register_fields(adata, **kwargs)
         cls.register_manager(manager)
         if design is not None:
-            check_design(design, () if control is None else control_texts(control))
-            unnamed = likely_controls(design.y.cat.categories) if control is None else []
+            check_design(design, () if control is None else control_label_texts(control))
+            unnamed = find_likely_controls(design.y.cat.categories) if control is None else []
             if unnamed:
                 message = "No controls were named, and %s looks like one: if so, set up with control=%r."
                 logger.warning(message, ", ".join(unnamed), unnamed[0] if len(unnamed) == 1 else unnamed)
@@ -295,13 +307,13 @@ class SetupMixin(BaseMinifiedModeModelClass):
         if adata is None:
             msg = "adata=None: give cells to attach."
             raise ValueError(msg)
-        self._read_from(adata)
+        self._module_and_source(adata)
         setup = self.registry_[_SETUP_ARGS_KEY]
         self.setup_anndata(adata, source_registry=self.registry_, **setup)
         self._adata = adata
         self._adata_manager = self._get_most_recent_anndata_manager(adata, required=True)
         self._register_manager_for_instance(self._adata_manager)
-        self._compare_cells(adata)
+        self._compare_with_training_cells(adata)
 
     @explain_arguments()
     def view_anndata_setup(self, adata: AnnData | None = None, hide_state_registries: bool = False) -> None:
@@ -312,14 +324,14 @@ class SetupMixin(BaseMinifiedModeModelClass):
         ValueError
             If no cells are attached and ``adata`` is not given.
         """
-        super().view_anndata_setup(self._require(adata), hide_state_registries)
+        super().view_anndata_setup(self._adata_or_attached(adata), hide_state_registries)
 
     @explain_arguments()
     def get_var_names(self, legacy_mudata_format: bool = False) -> np.ndarray:
         """Return the variable names of the table that the model was set up with."""
         return np.array(self._registered_inputs["var_names"], dtype=str)
 
-    def _require(self, adata: AnnData | None) -> AnnData:
+    def _adata_or_attached(self, adata: AnnData | None) -> AnnData:
         if adata is None and self.adata is None:
             msg = "The model was loaded without data: pass adata."
             raise ValueError(msg)
@@ -327,54 +339,54 @@ class SetupMixin(BaseMinifiedModeModelClass):
             check_anndata(adata)
         return self.adata if adata is None else adata
 
-    def _compare_cells(self, adata: AnnData) -> None:
+    def _compare_with_training_cells(self, adata: AnnData) -> None:
         """Record whether the inputs of the attached cells differ from the inputs that the model was trained on."""
         trained_on = getattr(self, "training_settings_", {}).get("images")
         if is_minified(adata):
             images = digest_of_inputs(adata)
         else:
             images = cell_digests(self._source(adata), adata.obs[[]])["images"]
-        self._know_cells(adata, others=trained_on not in (None, images))
+        self._record_cells(adata, others=trained_on not in (None, images))
 
-    def _know_cells(self, adata: AnnData, *, others: bool) -> None:
+    def _record_cells(self, adata: AnnData, *, others: bool) -> None:
         """Record the names of the attached cells, and whether these cells differ from the training cells."""
-        self._has_other_cells, self._compared = others, adata.obs_names
+        self._has_other_cells, self._compared_names = others, adata.obs_names
 
-    def _has_others(self) -> bool:
+    def _has_other_cells_attached(self) -> bool:
         """Return whether the attached cells differ from the cells of the training table.
 
         The names of the cells are compared first, because rows can be removed or reordered in place.
         """
-        before = self._compared
+        before = self._compared_names
         if before is None or self.adata is None:
             return self._has_other_cells
         names = self.adata.obs_names
         if len(names) != len(before):
             return True
         if not (names.is_(before) or names.equals(before)):  # the cells were either reordered or only renamed
-            self._compare_cells(self.adata)
+            self._compare_with_training_cells(self.adata)
         return self._has_other_cells
 
     def _source(self, adata: AnnData) -> ImageSource:
         """Return the source of a table's inputs, after checking their kind, but not their values, against the model."""
         inputs, registered = self._inputs, self._registered_inputs
         if is_minified(adata):
-            raise ValueError(without(inputs.where))
-        inputs.check_there(adata)
+            raise ValueError(missing_inputs_message(inputs.where))
+        inputs.check_present(adata)
         if inputs.image_key is None:
-            return known_features(adata, inputs, registered)
+            return match_features(adata, inputs, registered)
         source, resize = inputs.source(adata), self.module.preprocess.image_size is not None
-        check_like_registered(source, registered, inputs.image_key, resize=resize)
+        check_images_match_registered(source, registered, inputs.image_key, resize=resize)
         check_channel_names(adata.var, inputs.stored(adata).shape[1], registered, inputs.image_key)
         return source
 
-    def _read_from(self, adata: AnnData) -> tuple[EmbeddingModule | StoredBlocks, ImageSource]:
+    def _module_and_source(self, adata: AnnData) -> tuple[EmbeddingModule | StoredEmbeddings, ImageSource]:
         """Return the module that embeds the cells of a table, and the source that the module reads.
 
         For a minified table, the source holds the stored embeddings, and the module returns them.
         """
         if is_minified(adata):
-            return StoredBlocks(self.module), stored_blocks(adata, self.module)
+            return StoredEmbeddings(self.module), stored_embeddings(adata, self.module)
         return self.module, self._source(adata)
 
     def _registered(self, key: str) -> dict[str, Any]:
@@ -386,10 +398,10 @@ class SetupMixin(BaseMinifiedModeModelClass):
         return self._registered(IMAGE_REGISTRY) or self._registered(FEATURE_REGISTRY)
 
     @property
-    def _inputs(self) -> Inputs:
+    def _inputs(self) -> InputLocation:
         """Location of the inputs in a table: the keys that were given at set-up."""
         setup = self.registry_[_SETUP_ARGS_KEY]
-        return Inputs(*(setup.get(name) for name in Inputs._fields))
+        return InputLocation(*(setup.get(name) for name in InputLocation._fields))
 
     def _codes(self, adata: AnnData, key: str) -> np.ndarray:
         """Return the codes of a registered label, int64 ``(N,)``.
@@ -405,7 +417,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
             parameters for each label.
         """
         registered = self._registered(key)
-        check_inferred_there(adata.obs, registered["columns"])
+        check_inferred_column(adata.obs, registered["columns"])
         field = LabelField(key, registered["columns"])
         field.validate_field(adata)
         codes, unknown = field.codes(adata, registered["categories"])
@@ -414,11 +426,11 @@ class SetupMixin(BaseMinifiedModeModelClass):
         registered["categories"].extend(unknown)
         return codes
 
-    def _positions(self, adata: AnnData) -> np.ndarray | None:
+    def _position_codes(self, adata: AnnData) -> np.ndarray | None:
         """Return the codes of each cell's position on the plate, int64 ``(N,)``; `None` without ``position_key``."""
         return self._codes(adata, POSITION_REGISTRY) if self._registered(POSITION_REGISTRY) else None
 
-    def _numbers(self, adata: AnnData) -> np.ndarray | None:
+    def _covariate_ranks(self, adata: AnnData) -> np.ndarray | None:
         """Return the rank of each cell in each continuous covariate, int64 ``(N, K)``; `None` without covariates.
 
         Raises
@@ -426,16 +438,16 @@ class SetupMixin(BaseMinifiedModeModelClass):
         KeyError, TypeError, ValueError
             If a column is missing, does not hold numbers, lacks a number for a cell, or has one value in all cells.
         """
-        columns = self._registered(NUMBER_REGISTRY).get("columns")
-        return None if columns is None else NumberField(NUMBER_REGISTRY, columns).places(adata)
+        columns = self._registered(COVARIATE_REGISTRY).get("columns")
+        return None if columns is None else NumberField(COVARIATE_REGISTRY, columns).places(adata)
 
-    def _controls(self, adata: AnnData) -> np.ndarray | None:
+    def _control_mask(self, adata: AnnData) -> np.ndarray | None:
         """Return a mask of the controls, boolean ``(N,)``.
 
         Return `None` if no controls were named at set-up, or if ``obs`` lacks a column of ``y_key``.
         """
         setup = self.registry_[_SETUP_ARGS_KEY]
-        return controls_of(adata.obs, as_columns(setup["y_key"]), setup.get("control"))
+        return control_mask(adata.obs, as_columns(setup["y_key"]), setup.get("control"))
 
     @property
     def _control_codes(self) -> np.ndarray | None:
@@ -444,9 +456,9 @@ class SetupMixin(BaseMinifiedModeModelClass):
         if control is None:
             return None
         categories = list(self._registered(Y_REGISTRY)["categories"])
-        return np.array([categories.index(label) for label in control_labels(control, categories)])
+        return np.array([categories.index(label) for label in match_control_labels(control, categories)])
 
-    def _preprocess(self, **settings: Any) -> Preprocess | FeatureScaling:
+    def _make_preprocess(self, **settings: Any) -> Preprocess | FeatureScaling:
         """Create the module that prepares the inputs.
 
         Parameters
@@ -463,7 +475,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
         """
         registered, of_images = self._registered_inputs, self._inputs.image_key is not None
         ours, theirs = ("images", "features") if of_images else ("features", "images")
-        foreign = _OF_FEATURES if of_images else _OF_IMAGES
+        foreign = _FEATURE_SETTINGS if of_images else _IMAGE_SETTINGS
         for name, default in foreign.items():
             if settings.get(name, default) != default:
                 msg = f"{name}={settings[name]!r} is for {theirs}, and the model was set up with {ours}: leave it out."
@@ -475,7 +487,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
         kind: type[Preprocess | FeatureScaling] = Preprocess if of_images else FeatureScaling
         optional = [one.name for one in inspect.signature(kind).parameters.values() if one.default is not one.empty]
         known = dict.fromkeys([*keyword_names(type(self).__init__), "standardize_by", *optional])
-        check_names(own, known, type(self).__name__, INSTEAD["__init__"])
+        check_argument_names(own, known, type(self).__name__, REPLACEMENTS["__init__"])
         if of_images:
             return Preprocess(tuple(registered["image_shape"]), registered["dtype"], **own)
         return FeatureScaling(len(registered["features"]), **own)
@@ -491,9 +503,11 @@ class SetupMixin(BaseMinifiedModeModelClass):
             return encoder
         if self._inputs.image_key is not None:
             return "resnet18" if registered["accelerated"] else "small"
-        return "mlp" if registered["n_rows"] >= _ROWS_A_FEATURE * len(registered["features"]) else "linear"
+        return (
+            "mlp" if registered["n_rows"] >= _MIN_ROWS_PER_FEATURE_FOR_MLP * len(registered["features"]) else "linear"
+        )
 
-    def _transform(
+    def _make_transform(
         self,
         encoder: str | nn.Module,
         whitening: WhiteningChoice,
@@ -529,12 +543,12 @@ class SetupMixin(BaseMinifiedModeModelClass):
         if of_images and whitening not in ("auto", None):
             msg = f"whitening={whitening!r} is for features, and the model was set up with images: leave it out."
             raise ValueError(msg)
-        kind = _BEFORE.get(encoder) if whitening == "auto" else whitening
+        kind = _DEFAULT_WHITENING.get(encoder) if whitening == "auto" else whitening
         transform = None
         if kind is not None and not of_images:
             n_features, own = len(self._registered_inputs["features"]), dict(settings or {})
             if encoder == "linear":  # its output has as many dimensions as its input
-                own = {"n_components": min(_LINEAR_LATENT, n_features)} | own
+                own = {"n_components": min(_MAX_LINEAR_LATENT, n_features)} | own
                 own |= {} if n_latent is None else {"n_components": n_latent}
             transform = InputTransform(n_features, kind, **own)
         if self._registered(POSITION_REGISTRY) and (
@@ -552,8 +566,8 @@ class SetupMixin(BaseMinifiedModeModelClass):
         """Default arguments of ``train`` for these inputs and this encoder."""
         if self._inputs.image_key is not None:
             asked = self.init_params_["non_kwargs"].get("encoder")
-            return _SOME_STEPS if asked is not None and self._encoder(asked) == "small" else {}
-        return _FEW_STEPS if self._is_linear else _MORE_STEPS
+            return _SMALL_TRAIN_DEFAULTS if asked is not None and self._encoder(asked) == "small" else {}
+        return _LINEAR_TRAIN_DEFAULTS if self._is_linear else _MLP_TRAIN_DEFAULTS
 
     @property
     def _train_size(self) -> float:

@@ -27,22 +27,28 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 
-from scbd._anndata import E_REGISTRY, NUMBER_REGISTRY, Y_REGISTRY, as_columns, label_text
-from scbd._checks import check_choice, check_count, counted
-from scbd._files import local_path, remove_partials, written_whole
+from scbd._anndata import COVARIATE_REGISTRY, E_REGISTRY, Y_REGISTRY, as_columns, label_text
+from scbd._checks import check_choice, check_count, format_count
+from scbd._files import local_path, open_atomically, remove_partials
 from scbd.data._splits import Split
-from scbd.model._arguments import INSTEAD, check_names, constructor_names, explain_arguments, keyword_names
+from scbd.model._arguments import (
+    REPLACEMENTS,
+    check_argument_names,
+    constructor_names,
+    explain_arguments,
+    keyword_names,
+)
 from scbd.model._cells import (
     cell_digests,
     choose_split,
-    codes_of_few,
-    draw_sample,
-    read_header,
+    draw_training_sample,
+    label_column_codes,
+    read_part_of_saved_file,
     split_digest,
-    warn_of_singletons,
+    warn_if_single_cell_perturbations,
 )
-from scbd.model._design import is_side_by_side
-from scbd.model._embed import freed_memory_kept
+from scbd.model._design import has_separate_environments
+from scbd.model._embed import keep_freed_memory
 from scbd.model._plan import OnlineHead
 from scbd.model._predict import PredictMixin
 
@@ -60,22 +66,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # default learning rate for images with an encoder other than "small"
-_LR = 1e-4
+_DEFAULT_LR = 1e-4
 # precisions of Lightning that keep the weights in float32
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 # types of settings that are saved in a checkpoint and compared when a run is resumed
-_PLAIN = (str, int, float, tuple, type(None))
+_COMPARABLE_TYPES = (str, int, float, tuple, type(None))
 # number of validations without improvement after which early stopping stops by default
-_PATIENCE = 10
+_DEFAULT_PATIENCE = 10
 # remedy that errors name if a run that needs validation has none
-_NO_VALIDATION = "keep validation cells (train_size=0.9, or split), and leave limit_val_batches=0 out"
+_VALIDATION_REMEDY = "keep validation cells (train_size=0.9, or split), and leave limit_val_batches=0 out"
 # arguments of Lightning's Trainer that `train` accepts and forwards
-TRAINER_ARGUMENTS = tuple(name for name in keyword_names(L.Trainer.__init__) if name not in INSTEAD["train"])
+TRAINER_ARGUMENTS = tuple(name for name in keyword_names(L.Trainer.__init__) if name not in REPLACEMENTS["train"])
 # arguments of the training plan, and of the data module, that the model sets itself and users cannot give
-_OF_PLAN = ("module", "seed", "first_step", "settings", "head")
-_OF_BATCHES = ("source", "y", "e", "split", "numbers", "mixed_by", "max_steps", "first_step")
+_RESERVED_PLAN_ARGUMENTS = ("module", "seed", "first_step", "settings", "head")
+_RESERVED_BATCH_ARGUMENTS = ("source", "y", "e", "split", "numbers", "mixed_by", "max_steps", "first_step")
 # prefixes of the metrics that validation logs; training steps log all other metrics
-_OF_VALIDATION = ("validation_", "z_c_")
+_VALIDATION_PREFIXES = ("validation_", "z_c_")
 
 
 class TrainingDiverged(RuntimeError):
@@ -149,11 +155,11 @@ class TrainSettings:
     @property
     def plan(self) -> dict[str, Any]:
         """Keyword arguments of the training plan: learning rate, weight decay and ``plan_kwargs``."""
-        rates = {"lr": _LR if self.lr is None else self.lr, "weight_decay": self.weight_decay}
+        rates = {"lr": _DEFAULT_LR if self.lr is None else self.lr, "weight_decay": self.weight_decay}
         return rates | dict(self.plan_kwargs or {})
 
     @property
-    def accumulated(self) -> int:
+    def n_accumulated_batches(self) -> int:
         """Number of batches whose gradients are accumulated in one training step."""
         return self.trainer_kwargs.get("accumulate_grad_batches") or 1
 
@@ -200,9 +206,9 @@ class TrainSettings:
         else:
             return replace(self, trainer_kwargs=further)
         if not self.validates(data):
-            msg = f"{given[0]} needs validation, and there is none: {_NO_VALIDATION}."
+            msg = f"{given[0]} needs validation, and there is none: {_VALIDATION_REMEDY}."
             raise ValueError(msg)
-        return replace(self, trainer_kwargs=further, validate_every=-(-n_batches // self.accumulated))
+        return replace(self, trainer_kwargs=further, validate_every=-(-n_batches // self.n_accumulated_batches))
 
 
 class TrainMixin(PredictMixin):
@@ -354,9 +360,9 @@ class TrainMixin(PredictMixin):
         # _data sets batch_size, which depends on the number of training cells
         leave = {"batch_size"} if max_epochs is None else {"batch_size", "max_steps"}
         unset = {n: value for n, value in defaults.items() if n not in leave and getattr(settings, n) is None}
-        self._finish(self._fit(self.module, replace(settings, **unset)))
+        self._store_run(self._fit(self.module, replace(settings, **unset)))
 
-    def _train_settings(self, **given: Any) -> TrainSettings:
+    def _make_train_settings(self, **given: Any) -> TrainSettings:
         """Return the settings of a call of :meth:`train` with these arguments, and its defaults for all others."""
         bound = inspect.signature(self.train).bind(**given)
         bound.apply_defaults()
@@ -380,8 +386,8 @@ class TrainMixin(PredictMixin):
         The finished run. An exception raised during training is kept in its ``error``.
         """
         self._check_further_arguments(settings)
-        adata = self._require(None)
-        state = find_state(settings.folder, resume=settings.resume)
+        adata = self._adata_or_attached(None)
+        state = find_checkpoint(settings.folder, resume=settings.resume)
         # steps of earlier runs; a resumed run keeps the count of the interrupted run
         first_step = state.settings["first_step"] if state else self._steps() if contrastive else 0
         source, y, e = self._source(adata), self._codes(adata, Y_REGISTRY), self._codes(adata, E_REGISTRY)
@@ -390,30 +396,33 @@ class TrainMixin(PredictMixin):
         settings = settings.with_validation_in_steps(data)
         train = data.split.train
         shared = cells | {"split": split_digest(data.split, len(y))}
-        shared |= self._shared_settings(objective, data, settings)
+        shared |= self._settings_to_match_on_resume(objective, data, settings)
         if state:
-            check_resumable(state, shared, data.max_steps)
-        head = self._new_head(settings, data.seed) if contrastive and settings.online_head else None
+            check_checkpoint_matches(state, shared, data.max_steps)
+        head = self._make_online_head(settings, data.seed) if contrastive and settings.online_head else None
         how = {**self.traits.plan_kwargs, **settings.plan}
         plan = self.traits.plan(objective, seed=data.seed, first_step=first_step, settings=shared, head=head, **how)
-        with _quiet_lightning(), _folder(settings) as folder:
+        with _quiet_lightning(), _checkpoint_folder(settings) as folder:
             run = TrainingRun(plan, data, settings, folder)
             self.trainer = run.trainer
             run.trainer._model = self  # type: ignore[attr-defined]  # scvi-tools' callbacks read the model from here
             if contrastive:
-                warn_of_singletons(y[train], self._registered(Y_REGISTRY)["categories"])
+                warn_if_single_cell_perturbations(y[train], self._registered(Y_REGISTRY)["categories"])
                 self._before_training(y[train], e[train])
             known = self.module.preprocess.environments is not None
-            reference = self._reference(adata, source, train) if known else None
+            reference = self._training_reference(adata, source, train) if known else None
             if not self.module.is_fitted:
-                controls, positions = self._controls(adata), self._positions(adata)
-                sample = draw_sample(source, train, y, e, controls, positions, seed=data.seed)
+                controls, positions = self._control_mask(adata), self._position_codes(adata)
+                sample = draw_training_sample(source, train, y, e, controls, positions, seed=data.seed)
                 self.module.fit(sample._replace(reference=reference))
             elif reference is not None:
-                self.module.learn_environments(reference)
+                self.module.estimate_environment_statistics(reference)
             if contrastive:
-                self._tell(data, plan)
-            with self._apart(), self._forgotten() if contrastive else nullcontext():
+                self._log_training_summary(data, plan)
+            with (
+                self._without_untrained_parts(),
+                self._with_derived_attributes_reset() if contrastive else nullcontext(),
+            ):
                 run.start(state)
         self.module.eval()
         self.to_device(run.device)
@@ -423,12 +432,12 @@ class TrainMixin(PredictMixin):
         """Raise ``TypeError`` if ``plan_kwargs`` or ``batch_kwargs`` hold names that their classes do not accept."""
         traits, of_train = self.traits, keyword_names(type(self).train)
         for name, cls, own in (
-            ("plan_kwargs", traits.plan, _OF_PLAN),
-            ("batch_kwargs", traits.batches, (*_OF_BATCHES, *of_train, *traits.batch_kwargs)),
+            ("plan_kwargs", traits.plan, _RESERVED_PLAN_ARGUMENTS),
+            ("batch_kwargs", traits.batches, (*_RESERVED_BATCH_ARGUMENTS, *of_train, *traits.batch_kwargs)),
         ):
             known = [one for one in constructor_names(cls) if one not in own]
-            instead = {one: f"give it to train itself, train({one}=…)." for one in of_train} | INSTEAD[name]
-            check_names(getattr(settings, name) or (), known, name, instead)
+            instead = {one: f"give it to train itself, train({one}=…)." for one in of_train} | REPLACEMENTS[name]
+            check_argument_names(getattr(settings, name) or (), known, name, instead)
 
     def _data(
         self, source: ImageSource, y: np.ndarray, e: np.ndarray, settings: TrainSettings, first_step: int, images: str
@@ -457,7 +466,7 @@ class TrainMixin(PredictMixin):
             validation_size=settings.validation_size,
             default=self._train_size,
             seed=seed,
-            earlier=self._earlier_split(images, given=settings.split is not None),
+            earlier=self._split_of_last_run(images, given=settings.split is not None),
         )
         batch_size, suits = settings.batch_size, self._training_defaults.get("batch_size")
         if batch_size is None and suits is not None:
@@ -467,10 +476,10 @@ class TrainMixin(PredictMixin):
             y,
             e,
             split,
-            numbers=self._numbers(self.adata),
+            numbers=self._covariate_ranks(self.adata),
             batch_size=batch_size,
             perturbations_per_batch=settings.perturbations_per_batch,
-            mixed_by=codes_of_few(self.adata.obs),
+            mixed_by=label_column_codes(self.adata.obs),
             first_step=first_step,
             seed=seed,
             **self.traits.batch_kwargs,
@@ -478,25 +487,28 @@ class TrainMixin(PredictMixin):
         )
         if settings.max_steps is None:
             epochs = settings.max_epochs or get_max_epochs_heuristic(len(split.train))
-            data.max_steps = -(-epochs * data.steps_per_epoch // settings.accumulated)
+            data.max_steps = -(-epochs * data.steps_per_epoch // settings.n_accumulated_batches)
         else:
             data.max_steps = settings.max_steps
         return data
 
     @rank_zero_only
-    def _tell(self, data: ImageDataModule, plan: TrainingPlan) -> None:
+    def _log_training_summary(self, data: ImageDataModule, plan: TrainingPlan) -> None:
         """Log one table with the data, the model, the length of the run and the sizes of the split."""
         split = data.split
         parts = {"to train on": split.train, "for validation": split.validation, "held out": split.test}
         lines = [
-            ("training", f"{counted(data.max_steps, 'step')} of {counted(data.batch_size, 'cell')}, lr {plan.lr:g}"),
-            ("split", ", ".join(f"{counted(len(rows), 'cell')} {what}" for what, rows in parts.items())),
+            (
+                "training",
+                f"{format_count(data.max_steps, 'step')} of {format_count(data.batch_size, 'cell')}, lr {plan.lr:g}",
+            ),
+            ("split", ", ".join(f"{format_count(len(rows), 'cell')} {what}" for what, rows in parts.items())),
         ]
-        logger.info("%s", self._described(lines))
+        logger.info("%s", self._description(lines))
 
-    def _new_head(self, settings: TrainSettings, seed: int) -> OnlineHead | None:
+    def _make_online_head(self, settings: TrainSettings, seed: int) -> OnlineHead | None:
         """Create the online head, which continues from its earlier weights; `None` for models that are classifiers."""
-        if self._own_head is not None:
+        if self._objective_head is not None:
             return None
         return OnlineHead(
             self.module.network("c"),
@@ -507,7 +519,9 @@ class TrainMixin(PredictMixin):
             weights=getattr(self, "online_head_", {}),
         )
 
-    def _shared_settings(self, objective: Objective, data: ImageDataModule, settings: TrainSettings) -> dict[str, Any]:
+    def _settings_to_match_on_resume(
+        self, objective: Objective, data: ImageDataModule, settings: TrainSettings
+    ) -> dict[str, Any]:
         """Collect the settings that a resumed run must share with the interrupted run; the model keeps them, too."""
         given = {**self.init_params_["non_kwargs"], **self.init_params_["kwargs"]}
         for name in [name for name, value in given.items() if isinstance(value, dict)]:
@@ -516,8 +530,8 @@ class TrainMixin(PredictMixin):
         shared = given | {
             "class": type(self).__name__,
             "control": self.registry_["setup_args"].get("control"),
-            "e_columns": "side_by_side" if is_side_by_side(self.registry_) else None,
-            "continuous_covariate_keys": ", ".join(self._registered(NUMBER_REGISTRY).get("columns", [])),
+            "e_columns": "side_by_side" if has_separate_environments(self.registry_) else None,
+            "continuous_covariate_keys": ", ".join(self._registered(COVARIATE_REGISTRY).get("columns", [])),
             # parameters for each label are stored by the code of the label
             "order of labels": hashlib.sha256(repr(numbered).encode()).hexdigest(),
             **{name: getattr(data, name) for name in ("batch_size", "perturbations_per_batch", "neighbours", "seed")},
@@ -527,15 +541,15 @@ class TrainMixin(PredictMixin):
             "validate_every": settings.validate_every,
             "precision": settings.precision,
             "online_head": settings.online_head,
-            "accumulate_grad_batches": settings.accumulated,
+            "accumulate_grad_batches": settings.n_accumulated_batches,
             **{name: settings.trainer_kwargs.get(name) for name in ("gradient_clip_val", "gradient_clip_algorithm")},
             **objective.settings,
             **self.traits.plan_kwargs,
             **settings.plan,
         }
-        return {name: value for name, value in shared.items() if isinstance(value, _PLAIN)}
+        return {name: value for name, value in shared.items() if isinstance(value, _COMPARABLE_TYPES)}
 
-    def _finish(self, run: TrainingRun) -> None:
+    def _store_run(self, run: TrainingRun) -> None:
         """Store the history and results of a run of the encoders, and raise the exception that ended the run, if any.
 
         The new history is appended to the history of earlier runs. Split, settings and weights of the online head are
@@ -549,16 +563,16 @@ class TrainMixin(PredictMixin):
         if run.moved:
             parts = run.data.split
             self.train_indices, self.validation_indices, self.test_indices = parts.train, parts.validation, parts.test
-            self._know_cells(self.adata, others=False)
+            self._record_cells(self.adata, others=False)
             self.training_settings_ = run.settings
             self.is_trained_ = True
-            self._forget()
+            self._reset_derived_attributes()
             head = {} if run.plan.head is None else run.plan.head.state_dict()
             self.online_head_ = {name: values.cpu().numpy().copy() for name, values in head.items()}
         try:
             if run.moved:
-                self._learn_leftover()
-                self._find_centers()
+                self._estimate_residual_offsets()
+                self._estimate_centers()
             if run.error is None or isinstance(run.error, TrainingDiverged) and self._steps():
                 self._after_training(run.data)
         finally:  # the exception of the run takes precedence over exceptions of the steps above
@@ -576,7 +590,7 @@ class TrainMixin(PredictMixin):
         keys = [setup[name] for name in names if setup.get(name) is not None]
         return self.adata.obs[list(dict.fromkeys(column for key in keys for column in as_columns(key)))]
 
-    def _earlier_split(self, images: str, *, given: bool) -> Split | None:
+    def _split_of_last_run(self, images: str, *, given: bool) -> Split | None:
         """Return the split of the last run if that run used the same inputs; otherwise `None`.
 
         Parameters
@@ -596,20 +610,20 @@ class TrainMixin(PredictMixin):
             )
         return None
 
-    def _forget(self) -> None:
-        """Reset the attributes derived from the weights, which are listed in ``traits.findings``."""
-        for name, kind in self.traits.findings.items():
+    def _reset_derived_attributes(self) -> None:
+        """Reset the attributes derived from the weights, which are listed in ``traits.derived_attributes``."""
+        for name, kind in self.traits.derived_attributes.items():
             setattr(self, name, kind())
 
     @contextmanager
-    def _forgotten(self) -> Iterator[None]:
+    def _with_derived_attributes_reset(self) -> Iterator[None]:
         """Reset the attributes derived from the weights while a run lasts, and restore them afterwards.
 
         A callback that saves the model during the run would otherwise save attributes of earlier weights.
         """
-        kept = {name: getattr(self, name) for name in self.traits.findings if hasattr(self, name)}
+        kept = {name: getattr(self, name) for name in self.traits.derived_attributes if hasattr(self, name)}
         for name in kept:
-            setattr(self, name, self.traits.findings[name]())
+            setattr(self, name, self.traits.derived_attributes[name]())
         try:
             yield
         finally:
@@ -619,7 +633,7 @@ class TrainMixin(PredictMixin):
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
         """Check the codes of the training cells before a run; a subclass overrides this."""
 
-    def _apart(self) -> AbstractContextManager[None]:
+    def _without_untrained_parts(self) -> AbstractContextManager[None]:
         """Return a context that detaches untrained parts of the model during a run; a subclass overrides this."""
         return nullcontext()
 
@@ -650,26 +664,26 @@ class TrainingRun:
     def __init__(self, plan: TrainingPlan, data: ImageDataModule, settings: TrainSettings, folder: Path | None) -> None:
         validates = settings.validates(data)
         if (settings.early_stopping or settings.load_best) and not validates:
-            msg = f"early_stopping and load_best need validation, and there is none: {_NO_VALIDATION}."
+            msg = f"early_stopping and load_best need validation, and there is none: {_VALIDATION_REMEDY}."
             raise ValueError(msg)
         accelerator, devices, self.device = parse_device_args(
             settings.accelerator, settings.devices, return_device="torch"
         )
         self.plan, self.data, self.settings = plan, data, plan.settings
         self.error: BaseException | None = None
-        every = min(settings.validate_every or steps_between_validations(data), data.max_steps)
+        every = min(settings.validate_every or default_validation_interval(data), data.max_steps)
         self.history, self._divergence = History(), Divergence(every)
         self._best = BestWeights(folder) if settings.load_best and folder else None
         given = dict(settings.trainer_kwargs)
-        plugins = _several(given.pop("plugins", None))
+        plugins = _as_list(given.pop("plugins", None))
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
-            plugins.append(WholeFiles())
-        theirs = _several(given.pop("callbacks", None))
+            plugins.append(AtomicCheckpointIO())
+        theirs = _as_list(given.pop("callbacks", None))
         shown = given.get("enable_progress_bar", True) and not any(isinstance(c, callbacks.ProgressBar) for c in theirs)
         ours = [
             # Lightning's default bar counts epochs, and a run is a single epoch
             callbacks.TQDMProgressBar() if shown else None,
-            EarlyStopping(settings.early_stopping_patience or _PATIENCE) if settings.early_stopping else None,
+            EarlyStopping(settings.early_stopping_patience or _DEFAULT_PATIENCE) if settings.early_stopping else None,
             self.history,
             self._divergence,
             self._best,
@@ -677,7 +691,7 @@ class TrainingRun:
         ]
         defaults = {
             "max_epochs": -1,
-            "val_check_interval": every * settings.accumulated,  # in batches
+            "val_check_interval": every * settings.n_accumulated_batches,  # in batches
             "num_sanity_val_steps": 0,
             "log_every_n_steps": max(1, min(10, every)),
             "enable_model_summary": False,
@@ -706,7 +720,7 @@ class TrainingRun:
         """Return whether the run counts: it made at least one step that is kept, or it ended without an exception."""
         return self.settings["steps"] > self.plan.first_step or self.error is None
 
-    def start(self, state: State | None) -> None:
+    def start(self, state: ResumableCheckpoint | None) -> None:
         """Train, and store an exception in ``error`` instead of raising it.
 
         Afterwards, the plan has one of these weights:
@@ -718,7 +732,7 @@ class TrainingRun:
         # loading or embedding leaves a model in evaluation mode, and Lightning does not change the mode
         self.plan.train()
         try:
-            with freed_memory_kept(self.trainer.strategy.root_device):
+            with keep_freed_memory(self.trainer.strategy.root_device):
                 self.trainer.fit(self.plan, self.data, ckpt_path=state.path if state else None, weights_only=True)
         except SystemExit as error:  # Lightning raises it on Ctrl-C, which would end the kernel of a notebook
             interrupted = isinstance(error.__context__, KeyboardInterrupt)
@@ -790,7 +804,7 @@ class History(Checkpoint):
     def _keep(self, trainer: L.Trainer, *, validation: bool) -> None:
         row = self._rows.setdefault(trainer.global_step, {})
         for name, value in trainer.callback_metrics.items():
-            if name.startswith(_OF_VALIDATION) == validation:
+            if name.startswith(_VALIDATION_PREFIXES) == validation:
                 row[name] = float(value)
 
 
@@ -809,26 +823,26 @@ class Divergence(Checkpoint):
     def __init__(self, every: int) -> None:
         self._every = every
         # number of consecutive non-finite losses; stays on the device, because reading it waits for the device
-        self._bad = torch.zeros((), dtype=torch.int64)
+        self._n_non_finite = torch.zeros((), dtype=torch.int64)
         self.weights: dict[str, Tensor] = {}
         self.step = 0
         """Step at which ``weights`` were copied."""
 
     def on_train_start(self, trainer: L.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
         """Copy the weights that the run starts from."""
-        self._bad = self._bad.to(plan.device)
+        self._n_non_finite = self._n_non_finite.to(plan.device)
         self._keep(trainer, plan)
 
     def on_before_backward(self, trainer: L.Trainer, plan: TrainingPlan, loss: Tensor) -> None:  # type: ignore[override]
         """Count consecutive non-finite losses; without validation, copy weights whose loss is finite."""
-        self._bad = torch.where(loss.isfinite(), torch.zeros_like(self._bad), self._bad + 1)
-        if trainer.global_step % self._every == 0 and not any(trainer.num_val_batches) and not int(self._bad):
+        self._n_non_finite = torch.where(loss.isfinite(), torch.zeros_like(self._n_non_finite), self._n_non_finite + 1)
+        if trainer.global_step % self._every == 0 and not any(trainer.num_val_batches) and not int(self._n_non_finite):
             self._keep(trainer, plan)
 
     def on_train_batch_end(self, trainer: L.Trainer, plan: TrainingPlan, *args: Any) -> None:  # type: ignore[override]
         """Stop all processes if one has more consecutive non-finite losses than ``plan.tolerated_losses``."""
         if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-            bad = int(trainer.strategy.reduce(self._bad, reduce_op="max"))
+            bad = int(trainer.strategy.reduce(self._n_non_finite, reduce_op="max"))
             self._check(bad <= plan.tolerated_losses, "training loss", trainer)
 
     def on_validation_end(self, trainer: L.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
@@ -934,7 +948,7 @@ class LastState(ModelCheckpoint):
             super().on_train_batch_end(trainer, plan, outputs, batch, batch_idx)
 
 
-class WholeFiles(TorchCheckpointIO):
+class AtomicCheckpointIO(TorchCheckpointIO):
     """Checkpoint writer that never leaves a partial checkpoint.
 
     A checkpoint is written to a temporary file in the same folder, which is then renamed. Lightning's own writer uses
@@ -947,11 +961,11 @@ class WholeFiles(TorchCheckpointIO):
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        with written_whole(Path(path)) as file:
+        with open_atomically(Path(path)) as file:
             torch.save(checkpoint, file)
 
 
-class State(NamedTuple):
+class ResumableCheckpoint(NamedTuple):
     """Checkpoint from which a run is resumed."""
 
     path: Path
@@ -961,7 +975,7 @@ class State(NamedTuple):
     """Settings that the resumed run must share with the interrupted run."""
 
 
-def find_state(folder: Path | None, *, resume: bool) -> State | None:
+def find_checkpoint(folder: Path | None, *, resume: bool) -> ResumableCheckpoint | None:
     """Find and verify the checkpoint to resume from; return `None` if the folder holds none.
 
     Raises
@@ -977,10 +991,12 @@ def find_state(folder: Path | None, *, resume: bool) -> State | None:
     if not resume:
         msg = f"{folder} holds the state of an earlier run: go on with it (resume=True), or choose another."
         raise FileExistsError(msg)
-    return State(path, *read_header(path, lambda saved: (saved["global_step"], saved["scbd_settings"]), "checkpoint"))
+    return ResumableCheckpoint(
+        path, *read_part_of_saved_file(path, lambda saved: (saved["global_step"], saved["scbd_settings"]), "checkpoint")
+    )
 
 
-def check_resumable(state: State, settings: dict[str, Any], max_steps: int) -> None:
+def check_checkpoint_matches(state: ResumableCheckpoint, settings: dict[str, Any], max_steps: int) -> None:
     """Raise ``ValueError`` if a checkpoint has other cells or settings than the run, or is beyond its last step."""
     changed = [
         f"other {name}" if name in ("images", "labels", "split", "order of labels") else f"{name}: {before!r} → {now!r}"
@@ -995,7 +1011,7 @@ def check_resumable(state: State, settings: dict[str, Any], max_steps: int) -> N
         raise ValueError(msg)
 
 
-def steps_between_validations(data: ImageDataModule) -> int:
+def default_validation_interval(data: ImageDataModule) -> int:
     """Return the steps between validations: a twentieth of the run, or more if validation would take too long.
 
     Validation should take no more than about a tenth of the time of training.
@@ -1005,7 +1021,7 @@ def steps_between_validations(data: ImageDataModule) -> int:
     return data.max_steps // int(np.clip(affordable, 1, min(20, data.max_steps)))
 
 
-def _several(given: Any) -> list[Any]:
+def _as_list(given: Any) -> list[Any]:
     """Return one object, or several objects, as a list; an empty list for `None`."""
     if given is None:
         return []
@@ -1013,7 +1029,7 @@ def _several(given: Any) -> list[Any]:
 
 
 @contextmanager
-def _folder(settings: TrainSettings) -> Iterator[Path | None]:
+def _checkpoint_folder(settings: TrainSettings) -> Iterator[Path | None]:
     """Yield the folder for checkpoints; `None` if the run keeps none.
 
     Partial files that killed processes left in the folder are removed. If only the best weights are needed, the folder
@@ -1031,7 +1047,7 @@ def _folder(settings: TrainSettings) -> Iterator[Path | None]:
 
 
 # patterns of Lightning's warnings about choices that are deliberate here
-_EXPECTED = (
+_SILENCED_WARNINGS = (
     ".*does not have many workers.*",
     ".*Checkpoint directory .* exists and is not empty.*",
     ".*The dirpath has changed.*",
@@ -1049,7 +1065,7 @@ def _quiet_lightning() -> Iterator[None]:
     notes = logging.getLogger("lightning.pytorch")
     level = notes.level
     with warnings.catch_warnings():
-        for message in _EXPECTED:
+        for message in _SILENCED_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
         notes.setLevel(logging.WARNING)
         try:

@@ -78,9 +78,9 @@ def log_normaliser(
     torch.Size([8])
     """
     left_out = None if without is None else Groups.of(without).labels
-    z = checked_batch(z, temperature, left_out, "without")
+    z = validate_embeddings(z, temperature, left_out, "without")
     with torch.autocast(z.device.type, enabled=False):
-        *_, others = log_sums(z, temperature, left_out)
+        *_, others = log_sum_exp(z, temperature, left_out)
         return torch.logaddexp(others, (z * z).sum(1) / temperature) if include_self else others
 
 
@@ -174,12 +174,12 @@ def supervised_contrastive_loss(
     """
     check_smoothing(smoothing)
     partners = Groups.of(labels)
-    z = checked_batch(z, temperature, partners.labels, "labels")
+    z = validate_embeddings(z, temperature, partners.labels, "labels")
     left_out = None
     if environments is not None:
         environments = Groups.of(environments)
-        checked_batch(z, temperature, environments.labels, "environments")
-        left_out = partners.crossed(environments)
+        validate_embeddings(z, temperature, environments.labels, "environments")
+        left_out = partners.cross(environments)
     if log_normaliser is None:
         log_normaliser = _log_normaliser(z, temperature=temperature, include_self=include_self, without=left_out)
     with torch.autocast(z.device.type, enabled=False):
@@ -293,7 +293,7 @@ def invariance_loss(
     True
     """
     neighbours = Groups.of(environments)
-    z = checked_batch(z, temperature, neighbours.labels, "environments")
+    z = validate_embeddings(z, temperature, neighbours.labels, "environments")
     check_choice("reduction", reduction, InvarianceReduction)
     with torch.autocast(z.device.type, enabled=False):
         of_environment, n_own = neighbours.sums(z), neighbours.n_others
@@ -301,7 +301,7 @@ def invariance_loss(
         n_other = len(z) - 1 - n_own
         informative = (n_own > 0) & (n_other > 0)
         if reduction == "mass":
-            inside, outside = log_sums(z, temperature, neighbours.labels)
+            inside, outside = log_sum_exp(z, temperature, neighbours.labels)
             chance = torch.log(n_own.clamp(min=1).to(z.dtype)) - torch.log(n_other.clamp(min=1).to(z.dtype))
             return torch.where(informative, inside - outside - chance, 0.0).abs().mean()
         if reduction == "mean":
@@ -320,7 +320,7 @@ def invariance_loss(
 _log_normaliser = log_normaliser
 
 
-def contrastive_ceiling(batch_size: int, *, include_self: bool = True) -> float:
+def collapsed_loss(batch_size: int, *, include_self: bool = True) -> float:
     """Return the supervised contrastive loss of a batch in which all embeddings are the same point.
 
     The value is ``log B``, or ``log(B - 1)`` with ``include_self=False``. If the loss of a trained embedding stays at
@@ -334,7 +334,7 @@ def contrastive_ceiling(batch_size: int, *, include_self: bool = True) -> float:
     return math.log(batch_size if include_self else batch_size - 1)
 
 
-def share_learned(
+def normalised_supervised_information(
     loss: Tensor,
     labels: Tensor | Groups,
     *,
@@ -344,7 +344,7 @@ def share_learned(
 ) -> Tensor:
     r"""Compute the normalised supervised information of an embedding: at most 1, 0 if collapsed, below 0 if worse.
 
-    The value compares the loss with the loss of a collapsed embedding (:func:`contrastive_ceiling`). If all embeddings
+    The value compares the loss with the loss of a collapsed embedding (:func:`collapsed_loss`). If all embeddings
     are one point, a cell (the anchor) of label :math:`u` is matched with its own label as often as the label occurs,
     :math:`\pi_u`. The target of the loss is :math:`m_u = 1 - \varepsilon + \varepsilon\,(n_u - 1) / (B - 1)`, with
     :math:`\varepsilon` the smoothing and :math:`n_u` the number of cells of the label. The loss of an embedding that
@@ -394,12 +394,12 @@ def share_learned(
     divergence = torch.xlogy(asked, asked / frequency) + torch.xlogy(1 - asked, (1 - asked) / (1 - frequency))
     most = mean_over(torch.where(informative, divergence, 0.0), anchors)
     with_partner = mean_over(torch.where(partnered, 1.0, 0.0), anchors)
-    of_a_point = with_partner * contrastive_ceiling(size, include_self=include_self)
+    of_a_point = with_partner * collapsed_loss(size, include_self=include_self)
     return torch.where(informative.any(), (of_a_point - loss) / most, 0.0)
 
 
 # largest tolerated deviation of a vector's length from 1; half precision rounds unit vectors by less
-_OFF = 0.01
+_LENGTH_TOLERANCE = 0.01
 
 
 def check_smoothing(smoothing: float) -> None:
@@ -411,15 +411,15 @@ def check_smoothing(smoothing: float) -> None:
 
 def check_temperature(temperature: float) -> None:
     """Raise ``ValueError`` unless the temperature is finite and large enough for finite logits."""
-    if not LOWEST_TEMPERATURE < temperature < math.inf:
+    if not MIN_TEMPERATURE < temperature < math.inf:
         msg = (
-            f"temperature must be a number above {LOWEST_TEMPERATURE:.4f} (exp(1/temperature) overflows), got "
+            f"temperature must be a number above {MIN_TEMPERATURE:.4f} (exp(1/temperature) overflows), got "
             f"{temperature}."
         )
         raise ValueError(msg)
 
 
-def checked_batch(z: Tensor, temperature: float, labels: Tensor | None = None, name: str = "") -> Tensor:
+def validate_embeddings(z: Tensor, temperature: float, labels: Tensor | None = None, name: str = "") -> Tensor:
     """Return ``z`` in float32 or float64, or raise ``ValueError`` if embeddings, temperature or labels are invalid."""
     if z.ndim != 2 or (labels is not None and labels.shape != z.shape[:1]):
         msg = f"z must be (B, D), got {tuple(z.shape)}."
@@ -433,7 +433,7 @@ def checked_batch(z: Tensor, temperature: float, labels: Tensor | None = None, n
     if z.device.type == "cpu":  # on other devices, the check would make the processor wait for the device
         lengths = torch.linalg.vector_norm(z.detach().float(), dim=1)
         off, row = (lengths - 1).abs().max(0)
-        if off > _OFF:  # false for NaN, which is not an error here: the loss becomes NaN
+        if off > _LENGTH_TOLERANCE:  # false for NaN, which is not an error here: the loss becomes NaN
             msg = (
                 f"z must hold vectors of unit length, that of row {int(row)} is {float(lengths[row]):.3g}: use "
                 "torch.nn.functional.normalize(z, dim=1)."
@@ -497,7 +497,7 @@ class Groups:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def crossed(self, others: Groups) -> Groups:
+    def cross(self, others: Groups) -> Groups:
         """Return the groups of cells that share this label and the label of ``others``.
 
         The result is cached, since several losses use the same pair of labels.
@@ -512,7 +512,7 @@ class Groups:
         counts = torch.bincount(self._index * others._n_groups + others._index, minlength=size)
         return counts.view(self._n_groups, others._n_groups)
 
-    def in_sets(self, values: Tensor, size: int) -> tuple[Tensor, Groups]:
+    def average_over_sets(self, values: Tensor, size: int) -> tuple[Tensor, Groups]:
         """Average ``values (B, D)`` over sets of cells with the same label.
 
         A label with ``n`` cells is divided into ``n // size`` sets, but into at least two sets if it has two or more
@@ -557,25 +557,25 @@ def pair_codes(labels: Tensor, environments: Tensor) -> Tensor:
     return labels * (environments.max() + 1) + environments
 
 
-def exact(device: torch.device) -> torch.dtype:
+def highest_precision_dtype(device: torch.device) -> torch.dtype:
     """Return the floating-point dtype of highest precision that a device supports."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 # (rows, columns) of a tile of the Gram matrix, by device: on a CPU, a tile that fits into a core's cache
-_TILE = {"cpu": (128, 2048)}
+_TILE_SHAPE_BY_DEVICE = {"cpu": (128, 2048)}
 # … on other devices a large tile, since launching a kernel takes longer than computing a small tile
-_LARGE_TILE = (2048, 8192)
+_DEFAULT_TILE_SHAPE = (2048, 8192)
 # memory, in bytes, for exponentials that are kept for the backward pass instead of being recomputed; enough for most of
 # the upper triangle of the Gram matrix at a batch size of 2,048
-_KEPT_BYTES = 7 * 2**20
+_CACHED_EXPONENTIALS_BYTES = 7 * 2**20
 # largest 1/temperature in float32, which represents exp(±40) and sums of it; float64 is used for lower temperatures
-_FLOAT32_LIMIT = 40.0
+_MAX_FLOAT32_INVERSE_TEMPERATURE = 40.0
 # lowest temperature: ratios of two exponentials, up to exp(2/temperature), overflow float64 below it
-LOWEST_TEMPERATURE = 1 / 350
+MIN_TEMPERATURE = 1 / 350
 
 
-def log_sums(z: Tensor, temperature: float, labels: Tensor | None = None) -> tuple[Tensor, ...]:
+def log_sum_exp(z: Tensor, temperature: float, labels: Tensor | None = None) -> tuple[Tensor, ...]:
     """Compute the log-sum-exp of each anchor's logits over all other cells, or separately by label.
 
     Memory is O(B·D) plus a constant amount for exponentials, whatever the batch size.
@@ -585,7 +585,7 @@ def log_sums(z: Tensor, temperature: float, labels: Tensor | None = None) -> tup
     z
         Embeddings of unit length, float32 or float64 ``(B, D)``.
     temperature
-        Scale of the logits, at least ``LOWEST_TEMPERATURE``.
+        Scale of the logits, at least ``MIN_TEMPERATURE``.
     labels
         Integer labels ``(B,)``. If given, the sum over cells with the anchor's label and the sum over cells with other
         labels are computed separately.
@@ -595,26 +595,26 @@ def log_sums(z: Tensor, temperature: float, labels: Tensor | None = None) -> tup
     Without labels, one tensor ``(B,)``. With labels, two tensors ``(B,)``: over cells with the same label, and over
     cells with other labels. An empty sum gives −inf.
     """
-    if z.dtype == torch.float32 and 1 / temperature > _FLOAT32_LIMIT:
-        return tuple(part.float() for part in _LogSums.apply(z.double(), temperature, labels))
-    return _LogSums.apply(z, temperature, labels)
+    if z.dtype == torch.float32 and 1 / temperature > _MAX_FLOAT32_INVERSE_TEMPERATURE:
+        return tuple(part.float() for part in _LogSumExp.apply(z.double(), temperature, labels))
+    return _LogSumExp.apply(z, temperature, labels)
 
 
-class _LogSums(torch.autograd.Function):
+class _LogSumExp(torch.autograd.Function):
     """Log-sum-exp over the tiles of the Gram matrix, with a backward pass that recomputes exponentials."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, temperature: float, labels: Tensor | None) -> tuple[Tensor, ...]:
         sums = z.new_zeros(1 if labels is None else 2, len(z))
         kept: list[Tensor] = []
-        room = _KEPT_BYTES if ctx.needs_input_grad[0] else 0
+        room = _CACHED_EXPONENTIALS_BYTES if ctx.needs_input_grad[0] else 0
         scaled = z / temperature
         for rows, columns, new in _tiles(z):
             tile = _exponentials(scaled, z, rows, columns)
             room -= tile.nbytes
             if room >= 0:
                 kept.append(tile)
-            for total, part in zip(sums, _parts(tile, labels, rows, columns), strict=True):
+            for total, part in zip(sums, _split_by_label(tile, labels, rows, columns), strict=True):
                 total[rows] += part.sum(1)
                 total[columns][new] += part[:, new].sum(0)
         ctx.save_for_backward(z, sums, labels)
@@ -636,7 +636,7 @@ class _LogSums(torch.autograd.Function):
                 tile = _exponentials(scaled, z, rows, columns)
             terms = [
                 (w[rows, None] + w[columns]).mul_(part)
-                for w, part in zip(weights, _parts(tile, labels, rows, columns), strict=True)
+                for w, part in zip(weights, _split_by_label(tile, labels, rows, columns), strict=True)
             ]
             product = terms[0] if len(terms) == 1 else terms[0].add_(terms[1])
             gradient[rows].addmm_(product, scaled[columns])
@@ -651,7 +651,7 @@ def _tiles(z: Tensor) -> Iterator[tuple[slice, slice, slice]]:
     diagonal holds these columns only.
     """
     n = len(z)
-    height, width = _TILE.get(z.device.type, _LARGE_TILE)
+    height, width = _TILE_SHAPE_BY_DEVICE.get(z.device.type, _DEFAULT_TILE_SHAPE)
     for start in range(0, n, height):
         rows = slice(start, min(start + height, n))
         for left in range(start, n, width):
@@ -665,7 +665,7 @@ def _exponentials(scaled: Tensor, z: Tensor, rows: slice, columns: slice) -> Ten
     return tile.fill_diagonal_(0) if rows.start == columns.start else tile
 
 
-def _parts(tile: Tensor, labels: Tensor | None, rows: slice, columns: slice) -> tuple[Tensor, ...]:
+def _split_by_label(tile: Tensor, labels: Tensor | None, rows: slice, columns: slice) -> tuple[Tensor, ...]:
     """Return the tile itself, or with labels its entries within labels and its entries between labels."""
     if labels is None:
         return (tile,)
@@ -673,7 +673,7 @@ def _parts(tile: Tensor, labels: Tensor | None, rows: slice, columns: slice) -> 
     return tile * same, tile * ~same
 
 
-def spread(z: Tensor) -> float:
+def total_variance(z: Tensor) -> float:
     r"""Compute the total variance of unit vectors, :math:`1 - \lVert \bar z \rVert^2`.
 
     The value is zero if all embeddings are one point, and one if their mean is zero.

@@ -14,7 +14,7 @@ from scbd._checks import check_choice
 Likelihood = Literal["bernoulli", "gaussian"]
 
 # ratio of the image side to the side of the first feature map: four doublings
-_GROWTH = 16
+_UPSAMPLING_FACTOR = 16
 
 
 class BlockDecoder(nn.Sequential):
@@ -34,7 +34,7 @@ class BlockDecoder(nn.Sequential):
     """
 
     def __init__(self, n_latent: int, image_size: tuple[int, int], width: int) -> None:
-        first = tuple(math.ceil(side / _GROWTH) for side in image_size)
+        first = tuple(math.ceil(side / _UPSAMPLING_FACTOR) for side in image_size)
         layers: list[nn.Module] = [nn.Linear(n_latent, width * math.prod(first)), nn.Unflatten(1, (width, *first))]
         for out in (width, width, width, width // 2):
             layers += [
@@ -45,7 +45,7 @@ class BlockDecoder(nn.Sequential):
             ]
         super().__init__(*layers, nn.GELU())
         self.image_size = image_size
-        self.apply(_keep_variance)
+        self.apply(_init_variance_preserving)
 
     def forward(self, z: Tensor) -> Tensor:
         """Decode embeddings ``(B, D)`` into feature maps ``(B, width / 2, H, W)``."""
@@ -71,7 +71,7 @@ class FeatureBlockDecoder(nn.Sequential):
         super().__init__(*layers)
 
 
-def _keep_variance(layer: nn.Module) -> None:
+def _init_variance_preserving(layer: nn.Module) -> None:
     """Initialise the weights of a layer such that the variance of signals is the same before and after the layer.
 
     With PyTorch's default weights, the images decoded from two embeddings differ only by about a millionth before

@@ -76,13 +76,13 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.frozen = False
-        self._freed: list[nn.Parameter] = []  # parameters that train when not frozen
+        self._trainable_parameters: list[nn.Parameter] = []  # parameters that train when not frozen
         seen = input_shape if transform is None else transform.output_shape
         self.transform = transform
         self.encoder = build_encoder(encoder, seen[0], of_features=len(seen) == 1, norm=norm)
-        self.n_features, stages = _dry_run(self.encoder, seen)
+        self.n_features, stages = _probe_encoder(self.encoder, seen)
         self.n_stages = len(stages)
-        self._tap = Tap()
+        self._tap = PoolingHook()
         for module in (*stages, self.encoder):
             module.register_forward_hook(self._tap)
         # convolutions are fastest in this memory layout; Preprocess converts images to the same layout
@@ -104,8 +104,10 @@ class Encoder(nn.Module):
             Whether the encoder is frozen (True) or trained (False).
         """
         if frozen and not self.frozen:
-            self._freed = [parameter for parameter in self.encoder.parameters() if parameter.requires_grad]
-        for parameter in self._freed:
+            self._trainable_parameters = [
+                parameter for parameter in self.encoder.parameters() if parameter.requires_grad
+            ]
+        for parameter in self._trainable_parameters:
             parameter.requires_grad_(not frozen)
         self.frozen = frozen
         self.train(self.training)
@@ -129,7 +131,7 @@ class Encoder(nn.Module):
         """Call a function with ``r`` in every forward pass, until the returned handle is removed."""
         return self.encoder.register_forward_hook(lambda _module, _inputs, r: look(r))
 
-    def watched(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def forward_with_intermediates(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return ``r`` and the intermediate representations of all stages.
 
         A stage ends with the encoder's last feature map at a resolution. The feature maps are averaged over pixels.
@@ -214,13 +216,13 @@ class Block(Encoder):
         """Embed preprocessed inputs ``(B, C, H, W)`` or ``(B, F)`` on the unit sphere, ``(B, D)``."""
         return on_sphere(self.project(super().forward(inputs)))
 
-    def watched(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def forward_with_intermediates(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return the projections ``(B, D)``, before normalisation to unit length, and the intermediate representations.
 
         The intermediate representations are those of :meth:`Encoder.watched`: one tensor ``(B, C)`` per stage, and
         ``r``.
         """
-        r, passed = super().watched(inputs)
+        r, passed = super().forward_with_intermediates(inputs)
         return self.project(r), passed
 
     def width(self, representation: Representation) -> int:
@@ -240,7 +242,7 @@ def on_sphere(h: Tensor) -> Tensor:
     return F.normalize(h, dim=1).masked_fill(overflown, torch.nan)
 
 
-def _dry_run(encoder: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, list[nn.Module]]:
+def _probe_encoder(encoder: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, list[nn.Module]]:
     """Return the number of features, and the modules at the end of each stage, from a forward pass of two inputs.
 
     Raises
@@ -276,7 +278,7 @@ Norm = Literal["batch", "instance", "group"]
 # number of groups of channels; it divides the numbers of channels of all encoders that have a name
 _N_GROUPS = 8
 # layers that replace BatchNorm, by value of ``norm``
-_INSTEAD: dict[str, Callable[[int], nn.Module]] = {
+_NORM_LAYERS: dict[str, Callable[[int], nn.Module]] = {
     "instance": partial(nn.InstanceNorm2d, affine=True),
     "group": partial(nn.GroupNorm, _N_GROUPS),
 }
@@ -330,7 +332,7 @@ ENCODERS: dict[str, Callable[[int], nn.Module]] = {
 
 
 # encoders for which torchvision provides weights
-_WITH_WEIGHTS = ("resnet18", "resnet50", "densenet121")
+_PRETRAINED_ENCODERS = ("resnet18", "resnet50", "densenet121")
 
 
 class IdentityLinear(nn.Linear):
@@ -402,8 +404,8 @@ def build_encoder(
     >>> encoder(torch.zeros(2, 4, 32, 32)).shape
     torch.Size([2, 256])
     """
-    if weights is not None and encoder not in _WITH_WEIGHTS:
-        msg = f"weights are for the encoders {', '.join(_WITH_WEIGHTS)}, not for {encoder!r}: leave them out."
+    if weights is not None and encoder not in _PRETRAINED_ENCODERS:
+        msg = f"weights are for the encoders {', '.join(_PRETRAINED_ENCODERS)}, not for {encoder!r}: leave them out."
         raise ValueError(msg)
     check_choice("norm", norm, Norm)
     if norm != "batch" and (of_features or isinstance(encoder, nn.Module) or weights is not None):
@@ -423,16 +425,16 @@ def build_encoder(
             what = f"encoder={encoder!r} is for {foreign}, and the inputs are {inputs}"
         msg = f"{what}: use one of {', '.join(known)}, or pass a torch.nn.Module."
         raise ValueError(msg)
-    built = _replaced(known[encoder](n_channels), SmallMapConv2d.of)
+    built = _replace_modules(known[encoder](n_channels), SmallMapConv2d.of)
     if norm != "batch":  # MONAI's own argument changes only the first layer of a ResNet
-        make = _INSTEAD[norm]
-        _replaced(built, lambda child: make(child.num_features) if isinstance(child, nn.BatchNorm2d) else None)
+        make = _NORM_LAYERS[norm]
+        _replace_modules(built, lambda child: make(child.num_features) if isinstance(child, nn.BatchNorm2d) else None)
     if weights is not None:
         _load_weights(built, encoder, Path(weights))
     return built
 
 
-def _replaced(network: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
+def _replace_modules(network: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
     """Replace, in place, each submodule for which ``make`` returns a new module; return the network."""
     for module in list(network.modules()):
         for name, child in module.named_children():
@@ -442,7 +444,7 @@ def _replaced(network: nn.Module, make: Callable[[nn.Module], nn.Module | None])
 
 
 # largest number of output pixels for which one matrix product per pixel is faster than PyTorch's convolution
-_MOST_OUTPUT_PIXELS = 4
+_MAX_SMALL_MAP_PIXELS = 4
 
 
 class SmallMapConv2d(nn.Conv2d):
@@ -456,9 +458,9 @@ class SmallMapConv2d(nn.Conv2d):
         """Return a replacement that uses the parameters of a padded convolution.
 
         The result is `None` for other modules, and for convolutions that this class does not support (see
-        ``_is_plain``).
+        ``_is_supported``).
         """
-        if type(convolution) is not nn.Conv2d or not _is_plain(convolution):
+        if type(convolution) is not nn.Conv2d or not _is_supported(convolution):
             return None
         # the meta device avoids drawing random initial weights, which would be discarded
         new = cls(
@@ -476,7 +478,7 @@ class SmallMapConv2d(nn.Conv2d):
     def forward(self, images: Tensor) -> Tensor:
         """Convolve images ``(B, C, H, W)``."""
         height, width = (self._output_size(images.shape[axis], axis - 2) for axis in (2, 3))
-        if images.device.type != "cpu" or not 1 <= height * width <= _MOST_OUTPUT_PIXELS:
+        if images.device.type != "cpu" or not 1 <= height * width <= _MAX_SMALL_MAP_PIXELS:
             return super().forward(images)
         rows = [self._touching(pixel, images.shape[2], 0) for pixel in range(height)]
         columns = [self._touching(pixel, images.shape[3], 1) for pixel in range(width)]
@@ -498,7 +500,7 @@ class SmallMapConv2d(nn.Conv2d):
         return slice(start, stop), slice(start - first, stop - first)
 
 
-def _is_plain(convolution: nn.Conv2d) -> bool:
+def _is_supported(convolution: nn.Conv2d) -> bool:
     padding = convolution.padding
     return (
         convolution.groups == 1
@@ -542,10 +544,10 @@ def find_stages(encoder: nn.Module, images: Tensor) -> tuple[Tensor, list[nn.Mod
             handle.remove()
     maps = [(m, out) for m, out in outputs if isinstance(out, Tensor) and out.ndim == 4 and out[0, 0].numel() > 1]
     last = [list(run)[-1] for _, run in groupby(maps, key=lambda one: one[1].shape[2:])]
-    return features, [module for module, out in last if not _is_same(pooled(out), features)]
+    return features, [module for module, out in last if not _is_same(average_over_pixels(out), features)]
 
 
-class Tap:
+class PoolingHook:
     """Forward hook that stores the outputs of its modules, averaged over pixels, while ``kept`` is a list."""
 
     def __init__(self) -> None:
@@ -554,10 +556,10 @@ class Tap:
     def __call__(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
         """Append the output to ``kept``, averaged over pixels if it is a feature map, unless ``kept`` is `None`."""
         if self.kept is not None:
-            self.kept.append(pooled(output) if output.ndim == 4 else output)
+            self.kept.append(average_over_pixels(output) if output.ndim == 4 else output)
 
 
-def pooled(maps: Tensor) -> Tensor:
+def average_over_pixels(maps: Tensor) -> Tensor:
     """Average maps ``(B, C, H, W)`` over pixels, ``(B, C)``."""
     # maps are stored channels-last: this is ten times faster than mean((2, 3))
     return maps.permute(0, 2, 3, 1).flatten(1, 2).mean(1)
@@ -581,7 +583,11 @@ def _load_weights(encoder: nn.Module, name: str, path: Path) -> None:
         state = torch.load(path, map_location="cpu", weights_only=True)
         # counters of training batches, which old files lack and which have no effect on the outputs
         counters = {key: value for key, value in encoder.state_dict().items() if key.endswith("num_batches_tracked")}
-        state = {_renamed(key, name): state[key] for key in state if not key.startswith(("fc.", "classifier."))}
+        state = {
+            _translate_torchvision_key(key, name): state[key]
+            for key in state
+            if not key.startswith(("fc.", "classifier."))
+        }
         encoder.load_state_dict(counters | state)
     except FileNotFoundError:
         raise
@@ -590,7 +596,7 @@ def _load_weights(encoder: nn.Module, name: str, path: Path) -> None:
         raise ValueError(msg) from error
 
 
-def _renamed(key: str, name: str) -> str:
+def _translate_torchvision_key(key: str, name: str) -> str:
     """Translate a state key of torchvision to a key of the encoders here.
 
     The keys of a ResNet are the same. The DenseNet here consists of the features only, and its layers have one more

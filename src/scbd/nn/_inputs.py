@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scbd._checks import check_choice, check_count, check_number, inflect, resized_to
+from scbd._checks import check_choice, check_count, check_number, inflect, size_after_resizing
 from scbd._linear_maps import (
     covariance,
-    discriminants,
-    inverse_of_varying,
+    discriminant_axes,
+    inverse_deviations,
     label_means,
-    span_of_few,
-    turn,
-    whitening,
+    random_rotation,
+    span_of_rows,
+    whitening_matrix,
     within_covariance,
 )
 
@@ -35,7 +35,7 @@ Intensity = Literal["auto", "scale", "arcsinh", "none"]
 # number of values of a uint16
 _N_UINT16 = 2**16
 # largest standard deviation of a constant channel due to rounding, relative to the root mean square of its values
-_ROUNDING = 1e-6
+_RELATIVE_SD_TOLERANCE = 1e-6
 
 
 class Preprocess(nn.Module):
@@ -101,7 +101,7 @@ class Preprocess(nn.Module):
         self.standardize = standardize
         self.augment = augment
         channels, height, width = image_shape
-        self.output_shape = (channels, *resized_to(image_size, height, width))
+        self.output_shape = (channels, *size_after_resizing(image_size, height, width))
         self.register_buffer("mean", torch.zeros(channels, 1, 1))
         self.register_buffer("sd", torch.ones(channels, 1, 1))
         self.register_buffer("fitted", torch.tensor(not standardize))
@@ -145,7 +145,7 @@ class Preprocess(nn.Module):
         mean = total / n
         sd = (squares / n - mean.square()).clamp(min=0).sqrt()
         # a constant channel, whose sd is only rounding error, becomes zero instead of amplified noise
-        sd = torch.where(sd > _ROUNDING * (squares / n).sqrt(), sd, 1.0)
+        sd = torch.where(sd > _RELATIVE_SD_TOLERANCE * (squares / n).sqrt(), sd, 1.0)
         self.mean.copy_(mean[:, None, None])
         self.sd.copy_(sd[:, None, None])
         self.fitted.fill_(True)
@@ -194,18 +194,22 @@ class Preprocess(nn.Module):
 
         The statistics of environments are estimated from these images.
         """
-        return self._looked_up(images) if self._worth_a_table(images) else self._standardized(self._transform(images))
+        return (
+            self._transform_with_table(images)
+            if self._is_table_faster(images)
+            else self._standardized(self._transform(images))
+        )
 
     def _standardized(self, images: Tensor) -> Tensor:
         return images.sub_(self.mean).div_(self.sd) if self.standardize else images
 
-    def _worth_a_table(self, images: Tensor) -> bool:
+    def _is_table_faster(self, images: Tensor) -> bool:
         """Return whether a look-up table of all values of each channel is faster: on a CPU, arcsinh is slow."""
         resized = images.shape[-2:] != self.output_shape[1:]
         slow = self.intensity == "arcsinh" and images.dtype == torch.uint16 and images.device.type == "cpu"
         return slow and not resized and images.numel() > len(self.mean) * _N_UINT16
 
-    def _looked_up(self, images: Tensor) -> Tensor:
+    def _transform_with_table(self, images: Tensor) -> Tensor:
         """Preprocess images with a look-up table of all 65,536 values of each channel.
 
         The result is the same as without the table.
@@ -254,9 +258,9 @@ def random_orientation(images: Tensor, generator: torch.Generator | None = None)
 logger = logging.getLogger(__name__)
 
 # standard deviation of a normal distribution, in units of its median absolute deviation
-_MAD = 1.4826
+_SD_PER_MAD = 1.4826
 # minimum number of controls from which scales of features are estimated
-_CONTROLS = 16
+_MIN_CONTROLS = 16
 
 
 class FeatureScaling(nn.Module):
@@ -354,16 +358,16 @@ class FeatureScaling(nn.Module):
             )
             raise ValueError(msg)
         reference = features
-        if controls is not None and controls.sum() >= _CONTROLS:
+        if controls is not None and controls.sum() >= _MIN_CONTROLS:
             reference = features[controls]
         elif controls is not None:
             said = "Features are scaled by all training cells: %d of them %s, and scaling by controls takes %d."
-            logger.warning(said, controls.sum(), inflect(controls.sum(), "is a control", "are controls"), _CONTROLS)
+            logger.warning(said, controls.sum(), inflect(controls.sum(), "is a control", "are controls"), _MIN_CONTROLS)
         centre = np.median(reference, axis=0)
-        spread = _spread(reference, centre)
+        spread = _robust_scale(reference, centre)
         if reference is not features and not spread.all():
             still = spread == 0
-            spread[still] = _spread(features, np.median(features, axis=0))[still]
+            spread[still] = _robust_scale(features, np.median(features, axis=0))[still]
             if n := np.count_nonzero(spread[still]):
                 still = inflect(
                     n, "feature does not vary among controls, and is", "features do not vary among controls, and are"
@@ -424,11 +428,11 @@ class FeatureScaling(nn.Module):
         return features * self.sd + self.mean
 
 
-def _spread(features: np.ndarray, centre: np.ndarray) -> np.ndarray:
+def _robust_scale(features: np.ndarray, centre: np.ndarray) -> np.ndarray:
     """Compute the scale of each feature, ``(F,)``: 1.4826 MAD, the standard deviation if MAD is 0, or 0 if constant."""
-    mad = _MAD * np.median(np.abs(features - centre), axis=0)
+    mad = _SD_PER_MAD * np.median(np.abs(features - centre), axis=0)
     sd = features.std(0, dtype=np.float64)
-    kept = [np.where(inverse_of_varying(spread, features) > 0, spread, 0) for spread in (mad, sd)]
+    kept = [np.where(inverse_deviations(spread, features) > 0, spread, 0) for spread in (mad, sd)]
     return np.where(kept[0] > 0, *kept)
 
 
@@ -438,7 +442,7 @@ Whitening = Literal["within", "controls", "lda", "plda"]
 # to estimate the covariance in a thousand directions
 _SHRINKAGE = 0.1
 # variance between labels, in units of the variance within labels, below which label means differ only by rounding
-_ALIKE = 1e-9
+_BETWEEN_VARIANCE_TOLERANCE = 1e-9
 
 
 class InputTransform(nn.Module):
@@ -566,7 +570,7 @@ class InputTransform(nn.Module):
             ``"plda"``), if there are fewer than two controls (``"controls"``), or if ``regularization`` is 0 and the
             covariance has no inverse.
         """
-        basis = span_of_few(features, self.output_shape[0])
+        basis = span_of_rows(features, self.output_shape[0])
         if basis is None:
             matrix = self._matrix(features, labels, controls, positions)
         else:  # far fewer rows than features: the same map, fitted in the span of the rows, which is faster
@@ -594,22 +598,22 @@ class InputTransform(nn.Module):
         ``D`` is the number of features, or the number of coordinates in the span of few rows.
         """
         spread = self._spread(features, labels, controls, positions)
-        matrix = whitening(spread, self.regularization)
+        matrix = whitening_matrix(spread, self.regularization)
         n_components = self.output_shape[0]
         between = self._between(features, labels, matrix)
         if between is not None:
             # number of rows per profile (profile: mean of the rows of a label)
             rows = float(np.median(np.unique(labels, return_counts=True)[1])) if self.kind == "plda" else None
-            matrix = matrix @ discriminants(
+            matrix = matrix @ discriminant_axes(
                 between, shrinkage=_SHRINKAGE, n_components=n_components, rows=rows, n_features=len(self.matrix)
             )
             if rows is None:  # L labels differ in L - 1 directions: further ones are arbitrary
                 matrix[:, len(np.unique(labels)) - 1 :] = 0
             else:  # with rotated axes, scaling each axis does not undo the weights
-                matrix = matrix @ turn(n_components)
+                matrix = matrix @ random_rotation(n_components)
         elif n_components < len(self.matrix):
             # directions with the largest variance of whitened cells, where variance exceeds that within labels
-            matrix = matrix @ discriminants(matrix.T @ covariance(features) @ matrix, n_components=n_components)
+            matrix = matrix @ discriminant_axes(matrix.T @ covariance(features) @ matrix, n_components=n_components)
         return matrix
 
     def _between(self, features: np.ndarray, labels: np.ndarray, matrix: np.ndarray) -> np.ndarray | None:
@@ -624,7 +628,7 @@ class InputTransform(nn.Module):
             msg = f"whitening={self.kind!r} learns what labels differ in, and all training cells have one label."
             raise ValueError(msg)
         between = matrix.T @ covariance(means) @ matrix
-        return between if np.trace(between) > _ALIKE * len(self.matrix) else None
+        return between if np.trace(between) > _BETWEEN_VARIANCE_TOLERANCE * len(self.matrix) else None
 
     def _spread(
         self, features: np.ndarray, labels: np.ndarray, controls: np.ndarray | None, positions: np.ndarray | None
@@ -653,7 +657,7 @@ class InputTransform(nn.Module):
 
 
 # variance below which a channel is constant up to rounding; standardised channels have a variance of about 1
-_CONSTANT = 1e-10
+_VARIANCE_TOLERANCE = 1e-10
 
 
 class Moments(NamedTuple):
@@ -779,19 +783,19 @@ def align(reference: Moments, new: Moments, *, scale: bool = True) -> Alignment:
     scale
         Whether to align variances as well. With `False`, the ratio is 1.
     """
-    varies = (reference.variance > _CONSTANT) & (new.variance > _CONSTANT)
+    varies = (reference.variance > _VARIANCE_TOLERANCE) & (new.variance > _VARIANCE_TOLERANCE)
     known, seen = (torch.where(varies, part.variance, 1.0) for part in (reference, new))
     difference = new.mean - reference.mean
-    share = _more_than_sampling(difference / known.sqrt(), (new.mean_error + reference.mean_error) / known, varies)
+    share = _signal_fraction(difference / known.sqrt(), (new.mean_error + reference.mean_error) / known, varies)
     mean = reference.mean + share * difference
     error = (new.variance_error / seen.square() + reference.variance_error / known.square()) / 4
-    share = _more_than_sampling((seen / known).log() / 2, error, varies & scale)
+    share = _signal_fraction((seen / known).log() / 2, error, varies & scale)
     # shrink variances, not their logarithms: the variance of two cells can be arbitrarily small by chance
     ratio = (1 + share * (seen / known - 1)).sqrt()
     return Alignment(torch.where(varies, mean - reference.mean * ratio, 0.0), ratio)
 
 
-def _more_than_sampling(differences: Tensor, errors: Tensor, used: Tensor) -> Tensor:
+def _signal_fraction(differences: Tensor, errors: Tensor, used: Tensor) -> Tensor:
     """Estimate, per channel, the proportion of squared differences that exceeds sampling error; 0 for unused channels.
 
     Parameters
@@ -899,12 +903,12 @@ class EnvironmentScaling(nn.Module):
             sums = partial(self._sums, column, batches, codes)
             new = sums(used & ~self.known(codes))
             self._first(self.reference[column], new)
-            self._bring(column, new, self.reference)
+            self._align_environments(column, new, self.reference)
             if controls is not None:
                 if not self.of_controls[column].any():
                     self._first(self.of_controls[column], sums(controls & self.known(codes)))
                 if self.of_controls[column].any():
-                    self._bring(column, sums(controls & ~self.known(codes)), self.of_controls)
+                    self._align_environments(column, sums(controls & ~self.known(codes)), self.of_controls)
 
     def _sums(self, column: int, batches: Callable[[], Iterable[Tensor]], codes: Tensor, wanted: Tensor) -> ChannelSums:
         """Sum over selected cells, boolean ``(N, K)``, of a column, per environment.
@@ -928,7 +932,7 @@ class EnvironmentScaling(nn.Module):
         if not reference.any() and any(sums.n_cells):
             reference.copy_(torch.stack(sums.moments()))
 
-    def _bring(self, column: int, sums: ChannelSums, references: Tensor) -> None:
+    def _align_environments(self, column: int, sums: ChannelSums, references: Tensor) -> None:
         """Estimate shift and ratio that give each environment of a column the moments of its reference."""
         reference = Moments(*references[column].cpu().double())
         for code, n_cells in enumerate(sums.n_cells):

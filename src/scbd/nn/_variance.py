@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from scbd._checks import check_choice
-from scbd.nn._contrastive import Groups, exact
+from scbd.nn._contrastive import Groups, highest_precision_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 # variance of all features
 _ROUNDING = 1e-12
 # prior degrees of freedom in the variance of a label, which is shrunk towards the variance of all cells
-_LENT = 1.0
+_PRIOR_FREEDOM = 1.0
 
 
 class ExplainedVariance(NamedTuple):
@@ -137,8 +137,11 @@ def explained_variance(
     True
     """
     check_choice("partners", partners, {"within": "of the same label", "across": "of any label"})
-    design = Design(environments, labels)
-    found, freedom = explained_by(features, design).pairings[0][partners], design.pairings[0][partners].freedom_of_one
+    design = BatchDesign(environments, labels)
+    found, freedom = (
+        estimate_effects(features, design).pairings[0][partners],
+        design.pairings[0][partners].freedom_of_one,
+    )
     return ExplainedVariance(
         found.between / features.numel(), found.scatter / features.numel(), freedom.to(found.between)
     )
@@ -198,12 +201,12 @@ def invariance_statistic(
     >>> blind < 3 < 30 < seen  # standard errors
     True
     """
-    design = Design(environments, labels)
-    return in_errors([explained_by(features, design) for features in passed], design)
+    design = BatchDesign(environments, labels)
+    return in_errors([estimate_effects(features, design) for features in passed], design)
 
 
-def in_errors(explained: Sequence[Explained], design: Design) -> Tensor:
-    """Compute the invariance statistic from the results of :func:`explained_by` for each representation."""
+def in_errors(explained: Sequence[RepresentationEstimates], design: BatchDesign) -> Tensor:
+    """Compute the invariance statistic from the results of :func:`estimate_effects` for each representation."""
     each, resolved = [], []
     for column, pairings in enumerate(design.pairings):
         resolvable = torch.stack([pairing.resolvable for pairing in pairings.values()])
@@ -218,7 +221,7 @@ def _mean_of_resolvable(values: Tensor, resolvable: Tensor) -> Tensor:
     return values.mean() * (len(resolvable) / resolvable.sum().clamp(min=1))
 
 
-class Between(NamedTuple):
+class PairingEstimate(NamedTuple):
     """Estimate from one pairing of cells."""
 
     between: Tensor
@@ -234,21 +237,21 @@ class Between(NamedTuple):
         zero = 0.0 * self.between.detach()
         return torch.where(nothing, zero, self.between / torch.where(nothing, 1.0, self.scatter))
 
-    def per_gain(self, pairing: Pairing) -> Between:
+    def per_gain(self, pairing: Pairing) -> PairingEstimate:
         """Divide the estimate by the effect of an environment that explains all variance, but by at least one cell."""
         gain = pairing.gain.clamp(min=1).to(self.between)
-        return Between(self.between / gain, self.scatter / gain)
+        return PairingEstimate(self.between / gain, self.scatter / gain)
 
 
-class Explained(NamedTuple):
+class RepresentationEstimates(NamedTuple):
     """Estimates for one representation."""
 
-    pairings: list[dict[Partners, Between]]
+    pairings: list[dict[Partners, PairingEstimate]]
     """Estimates per environment (list) and per pairing of cells (dictionary)."""
     n_features: int
 
 
-def explained_by(features: Tensor, design: Design) -> Explained:
+def estimate_effects(features: Tensor, design: BatchDesign) -> RepresentationEstimates:
     """Estimate, for each environment and pairing, the effect on ``features (B, D)`` conditional on the label."""
     if features.ndim != 2 or len(features) != len(design.n_label):
         msg = f"features must be (B, D) for {len(design.n_label)} environments and labels, got {tuple(features.shape)}."
@@ -260,16 +263,18 @@ def explained_by(features: Tensor, design: Design) -> Explained:
         variance = squares.sum() / design.freedom.clamp(min=1)
         nothing = variance < _ROUNDING
         # the variance differs between labels, and the variation by chance depends on it
-        of_label = (design.label.sums(squares) + _LENT * variance) / (design.n_label - 1 + _LENT)
-        alike = _alike(apart.detach() * torch.rsqrt(torch.where(nothing, 1.0, of_label)), design.freedom)
+        of_label = (design.label.sums(squares) + _PRIOR_FREEDOM * variance) / (design.n_label - 1 + _PRIOR_FREEDOM)
+        alike = _squared_covariance_norm(
+            apart.detach() * torch.rsqrt(torch.where(nothing, 1.0, of_label)), design.freedom
+        )
 
-        def of(pairing: Pairing) -> Between:
+        def of(pairing: Pairing) -> PairingEstimate:
             by_chance = 2 * alike * pairing.freedom(of_label.to(pairing.own)).clamp(min=0)
             scatter = torch.where(pairing.resolvable & ~nothing, by_chance, 0.0).sqrt()
-            return Between(pairing.between(apart), scatter.to(f.dtype))
+            return PairingEstimate(pairing.between(apart), scatter.to(f.dtype))
 
         pairings = [{name: of(pairing) for name, pairing in pairings.items()} for pairings in design.pairings]
-        return Explained(pairings, f.shape[1])
+        return RepresentationEstimates(pairings, f.shape[1])
 
 
 def _standardised(features: Tensor) -> Tensor:
@@ -285,7 +290,7 @@ def _standardised(features: Tensor) -> Tensor:
     return torch.where(constant, 0.0, f * torch.rsqrt(torch.where(constant, 1.0, variance)))
 
 
-def _alike(apart: Tensor, freedom: Tensor) -> Tensor:
+def _squared_covariance_norm(apart: Tensor, freedom: Tensor) -> Tensor:
     """Estimate the squared norm of a covariance with mean variance 1; it is larger if fewer directions are in use."""
     # the Gram matrix has the same norm as the covariance; the smaller of the two matrices is computed
     products = apart.T @ apart if apart.shape[1] <= len(apart) else apart @ apart.T
@@ -298,7 +303,7 @@ def _alike(apart: Tensor, freedom: Tensor) -> Tensor:
 
 
 # number of standard errors that are subtracted from the interaction of a batch, so that chance counts as 0
-_BY_CHANCE = 2.0
+_INTERACTION_STANDARD_ERRORS = 2.0
 
 
 class EnvironmentEffects(NamedTuple):
@@ -310,7 +315,7 @@ class EnvironmentEffects(NamedTuple):
     """Proportion of variance, from 0 to 1, explained by effects of an environment that differ between labels.
 
     It is the maximum over representations and over environments."""
-    of_last: Tensor
+    embedding_statistic: Tensor
     """Invariance statistic of the last representation alone."""
 
 
@@ -362,29 +367,29 @@ def environment_effects(
     >>> [round(float(environment_effects([x], well, gene).interaction), 1) for x in (alike, differently)]
     [0.0, 0.8]
     """
-    design = Design(environments, labels)
-    explained = [explained_by(features, design) for features in passed]
+    design = BatchDesign(environments, labels)
+    explained = [estimate_effects(features, design) for features in passed]
     statistic = in_errors(explained, design)
     with torch.no_grad():
         interaction = torch.stack([_interaction(of_one, design) for of_one in explained]).max()
         return EnvironmentEffects(statistic, interaction, in_errors(explained[-1:], design))
 
 
-def _interaction(explained: Explained, design: Design) -> Tensor:
+def _interaction(explained: RepresentationEstimates, design: BatchDesign) -> Tensor:
     """Return the interaction of one representation beyond chance; 0 if no cell has partners in both pairings."""
     found = []
     for pairings, of_pairing in zip(design.pairings, explained.pairings, strict=True):
         within, across = (of_pairing[name].per_gain(pairings[name]) for name in ("within", "across"))
         error = (within.scatter.square() + across.scatter.square()).sqrt()
-        seen = (within.between - across.between - _BY_CHANCE * error).clamp(min=0)
+        seen = (within.between - across.between - _INTERACTION_STANDARD_ERRORS * error).clamp(min=0)
         found.append(torch.where(pairings["within"].resolvable & pairings["across"].resolvable, seen, 0.0))
     return torch.stack(found).max() / explained.n_features
 
 
 # degree of the polynomials: trend, curvature and edges; indicators of 24 columns would require 23 terms
-_DEGREE = 4
+_POLYNOMIAL_DEGREE = 4
 # length of the remainder of a unit vector below which it is linearly dependent on the others, up to rounding
-_DEPENDENT = 1e-4
+_DEPENDENCE_TOLERANCE = 1e-4
 
 
 class Numbers:
@@ -458,7 +463,7 @@ def _ranks(values: Tensor) -> Tensor:
     """Return the ranks scaled to the range from -1 to 1; equal values have the mean of their ranks."""
     _, index, counts = torch.unique(values, return_inverse=True, return_counts=True)
     twice = 2 * counts.cumsum(0) - counts
-    return twice[index].to(exact(values.device)) / len(values) - 1
+    return twice[index].to(highest_precision_dtype(values.device)) / len(values) - 1
 
 
 def _polynomials(x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
@@ -470,13 +475,13 @@ def _polynomials(x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
     n = sums(torch.ones_like(x))
     x = x - sums(x) / n
     basis = torch.ones_like(x) / n.sqrt()
-    for _ in range(_DEGREE):
+    for _ in range(_POLYNOMIAL_DEGREE):
         new = basis[:, -1:] * x
         length = sums(new.square()).sqrt()
         for _ in range(2):  # the second orthogonalisation removes rounding errors of the first
             new = new - (basis * sums(basis * new)).sum(1, keepdim=True)
         kept = sums(new.square()).sqrt()
-        dependent = kept <= _DEPENDENT * length
+        dependent = kept <= _DEPENDENCE_TOLERANCE * length
         basis = torch.cat([basis, torch.where(dependent, 0.0, new / torch.where(dependent, 1.0, kept))], 1)
     return basis[:, 1:]
 
@@ -485,10 +490,10 @@ Environments = Tensor | Groups | Numbers
 Partners = Literal["within", "across"]
 
 # largest number of degrees of freedom that is only rounding error, relative to 1 + trace of K
-_NO_FREEDOM = 1e-6
+_FREEDOM_TOLERANCE = 1e-6
 
 
-class Averages:
+class GroupMeans:
     """Averaging over groups of several cells as a quadratic form: Q = R K R, see :class:`Pairing`.
 
     K replaces each cell by the mean of its group, R subtracts the mean of each label.
@@ -513,7 +518,7 @@ class Averages:
 
     def __init__(self, label: Groups, group: Groups, pair: Groups) -> None:
         self._label, self._group = label, group
-        n_label, n_group, n_pair = (counted(groups) for groups in (label, group, pair))
+        n_label, n_group, n_pair = (group_sizes(groups) for groups in (label, group, pair))
         self._weight = torch.where(n_group > 1, 1 / n_group, 0.0)
         self.trace = self._weight.sum()
         shared = label.sums(n_pair * self._weight) / n_label.square()
@@ -564,15 +569,15 @@ class Averages:
         return mean.square().sum().to(self.trace) - 2 * (mean * diagonal).sum() + overlap.square().sum()
 
 
-class Regression:
+class PolynomialRegression:
     """Regression on polynomials of a number as a quadratic form: Q = R K R, see :class:`Pairing`.
 
-    K projects on the polynomials, as K of :class:`Averages` averages over groups. R subtracts the mean of each label.
+    K projects on the polynomials, as K of :class:`GroupMeans` averages over groups. R subtracts the mean of each label.
     """
 
     def __init__(self, label: Groups, numbers: Numbers) -> None:
         self.trace = numbers.terms.square().sum()
-        self._terms = numbers.terms - label.sums(numbers.terms) / counted(label)
+        self._terms = numbers.terms - label.sums(numbers.terms) / group_sizes(label)
         self.diagonal = self.own_squares = self._terms.square().sum(1, keepdim=True)
         self.own_explained = (self._terms.T @ self._terms).square().sum()
 
@@ -590,7 +595,7 @@ class Regression:
             return (self._terms.T @ (variance * self._terms)).square().sum()
 
 
-class RegressionWithin:
+class PolynomialRegressionWithinLabels:
     """Regression on polynomials of a number, separately for each label, as a quadratic form Q = K.
 
     R, which subtracts the mean of each label, has no effect, since the polynomials have mean 0 within each label.
@@ -637,8 +642,10 @@ class Pairing:
         Value of M for a feature whose variance is entirely due to the environment, a scalar; 0 if not resolvable.
     """
 
-    def __init__(self, label: Groups, explained: Averages | Regression | RegressionWithin) -> None:
-        n_label, diagonal = counted(label), explained.diagonal
+    def __init__(
+        self, label: Groups, explained: GroupMeans | PolynomialRegression | PolynomialRegressionWithinLabels
+    ) -> None:
+        n_label, diagonal = group_sizes(label), explained.diagonal
         self._explained = explained
         partnered = n_label > 1
         total = torch.where(partnered, label.sums(diagonal) / (1 - 1 / n_label), 0.0)
@@ -649,13 +656,13 @@ class Pairing:
         self._less = 2 * self.own * diagonal - self.own.square() * several * partnered
         self._less -= label.sums(self.own).square() / n_label**3
         freedom = self.freedom(torch.ones_like(n_label))
-        self.resolvable = freedom > _NO_FREEDOM * (1 + explained.trace)
+        self.resolvable = freedom > _FREEDOM_TOLERANCE * (1 + explained.trace)
         # degrees of freedom if all labels have the same variance
         self.freedom_of_one = torch.where(self.resolvable, freedom, 0.0)
         # value of M for a feature whose variance is entirely due to the environment; at most 1 per cell
         gain = explained.own_explained - (self.own * explained.own_squares).sum()
         self.gain = torch.where(
-            self.resolvable, gain.clamp(min=0) / explained.own_squares.mean().clamp(min=_NO_FREEDOM), 0.0
+            self.resolvable, gain.clamp(min=0) / explained.own_squares.mean().clamp(min=_FREEDOM_TOLERANCE), 0.0
         )
 
     def between(self, apart: Tensor) -> Tensor:
@@ -674,7 +681,7 @@ class Pairing:
         return self._explained.norm(variance) - (self._less * variance.square()).sum()
 
 
-class Design:
+class BatchDesign:
     """Labels and environments of a batch, with quantities that are the same for all representations.
 
     Attributes
@@ -697,21 +704,21 @@ class Design:
         for column in columns:
             _check(column, labels)
         self.label = Groups.of(labels)
-        self.n_label = counted(self.label).float()
+        self.n_label = group_sizes(self.label).float()
         self.freedom = (1 - 1 / self.n_label).sum()
         self.pairings = [self._of(column) for column in columns]
 
     def _of(self, environment: Environments) -> dict[Partners, Pairing]:
         if isinstance(environment, Numbers):
             return {
-                "within": Pairing(self.label, RegressionWithin(self.label, environment)),
-                "across": Pairing(self.label, Regression(self.label, environment)),
+                "within": Pairing(self.label, PolynomialRegressionWithinLabels(self.label, environment)),
+                "across": Pairing(self.label, PolynomialRegression(self.label, environment)),
             }
         environment = Groups.of(environment)
-        pair = self.label.crossed(environment)
+        pair = self.label.cross(environment)
         return {
-            "within": Pairing(self.label, Averages(self.label, pair, pair)),
-            "across": Pairing(self.label, Averages(self.label, environment, pair)),
+            "within": Pairing(self.label, GroupMeans(self.label, pair, pair)),
+            "across": Pairing(self.label, GroupMeans(self.label, environment, pair)),
         }
 
 
@@ -739,7 +746,7 @@ def _of_cells(given: Environments) -> Tensor:
     return given.values if isinstance(given, Numbers) else given
 
 
-def counted(groups: Groups) -> Tensor:
+def group_sizes(groups: Groups) -> Tensor:
     """Return the number of cells in each cell's group, ``(B, 1)``, in the device's highest precision."""
     counts = groups.n_others[:, None] + 1
-    return counts.to(exact(counts.device))
+    return counts.to(highest_precision_dtype(counts.device))

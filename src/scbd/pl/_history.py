@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from scbd.pl._looks import wrapped
+from scbd.pl._looks import wrap_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-_SUPERVISED = "{}_supervised_c"
+_SUPERVISED_NAME = "{}_supervised_c"
 # normalised supervised information, drawn in place of these losses because it is comparable between batch sizes
-_INFORMATION = {"{}_learned_c": _SUPERVISED, "{}_learned_s": "{}_supervised_s"}
+_INFORMATION_NAMES = {"{}_learned_c": _SUPERVISED_NAME, "{}_learned_s": "{}_supervised_s"}
 _INVARIANCE = "{}_invariance_c"
 # logged only with the form of invariance whose unit is the standard error
 _IN_STANDARD_ERRORS = "{}_environment_c"
@@ -26,21 +26,21 @@ _PANELS = {
     "{}_learned_c": "supervised information of z_c (0: collapsed, 1: all)",
     "{}_learned_s": "supervised information of z_s (0: collapsed, 1: all)",
     "{}_loss": "loss",
-    _SUPERVISED: "supervised loss of z_c",
+    _SUPERVISED_NAME: "supervised loss of z_c",
     "{}_supervised_s": "supervised loss of z_s",
     _INVARIANCE: "invariance loss of z_c",
     "{}_reconstruction": "reconstruction loss",
     "{}_cycle": "distance of exchanged pictures",
     "decoder_{}_loss": "loss of the decoder",
 }
-_PARTS: dict[str, dict[str, Any]] = {
+_STAGE_STYLES: dict[str, dict[str, Any]] = {
     "train": {"lw": 1, "color": "#56B4E9"},
     "validation": {"marker": "o", "ms": 3, "color": "k"},
 }
 # marker for curves of a single step, which have no line
 _POINT = {"marker": "o", "ms": 3}
 _TITLE_WIDTH = 23  # characters
-_HEALTH = {"z_c_spread": "total variance of z_c (0: collapsed)", "z_c_effective_rank": "effective rank of z_c"}
+_HEALTH_TITLES = {"z_c_spread": "total variance of z_c (0: collapsed)", "z_c_effective_rank": "effective rank of z_c"}
 
 
 class _Curve(NamedTuple):
@@ -91,10 +91,10 @@ def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None
     import matplotlib.pyplot as plt
 
     history = history or {}
-    is_comparable = any(name.format("train") in history for name in _INFORMATION)
-    replaced = {loss for name, loss in _INFORMATION.items() if name.format("train") in history}
+    is_comparable = any(name.format("train") in history for name in _INFORMATION_NAMES)
+    replaced = {loss for name, loss in _INFORMATION_NAMES.items() if name.format("train") in history}
     panels = [name for name in _PANELS if name.format("train") in history and name not in replaced]
-    health = [name for name in _HEALTH if name in history]
+    health = [name for name in _HEALTH_TITLES if name in history]
     if not panels:
         msg = "The history is empty: train the model first."
         raise ValueError(msg)
@@ -104,7 +104,7 @@ def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None
     figure, axes = plt.subplots(n_lines, min(n, 2), figsize=size, squeeze=False, layout="constrained")
     legend: dict[str, Any] = {}
     for ax, name in zip(axes.flat, panels, strict=False):
-        curves = {part: _curve(history[name.format(part)]) for part in _PARTS if name.format(part) in history}
+        curves = {part: _curve(history[name.format(part)]) for part in _STAGE_STYLES if name.format(part) in history}
         title = _PANELS[name]
         if name == "{}_loss" and is_comparable:
             title = f"{title}, compared with the last step"
@@ -112,24 +112,24 @@ def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None
         elif name == _INVARIANCE and _IN_STANDARD_ERRORS.format("train") in history:
             title = f"{title}, in standard errors"
             legend["chance"] = ax.axhspan(*_CHANCE, color="0.9", label="chance")
-        elif name in _INFORMATION:
+        elif name in _INFORMATION_NAMES:
             legend["collapsed"] = _draw_line(ax, 0.0, "0.5", "collapsed")
-        elif name == _SUPERVISED and ceiling is not None:
+        elif name == _SUPERVISED_NAME and ceiling is not None:
             part = list(curves)[-1]
             label = f"collapsed ({part})"
-            legend[label] = _draw_line(ax, ceiling, _PARTS[part]["color"], label)
+            legend[label] = _draw_line(ax, ceiling, _STAGE_STYLES[part]["color"], label)
         for part, curve in curves.items():
-            looks = _PARTS[part] | (_POINT if len(curve.steps) == 1 else {})
+            looks = _STAGE_STYLES[part] | (_POINT if len(curve.steps) == 1 else {})
             legend[part], *_ = ax.plot(curve.steps, curve.values, label=part, **looks)
-        ax.set_title(wrapped(title, _TITLE_WIDTH), fontsize="small")
+        ax.set_title(wrap_name(title, _TITLE_WIDTH), fontsize="small")
         ax.set_xlabel("step")
     for ax, name in zip(list(axes.flat)[len(panels) :], health, strict=False):
         curve = _curve(history[name])
-        legend["validation"], *_ = ax.plot(curve.steps, curve.values, **_PARTS["validation"])
-        ax.set_title(wrapped(_HEALTH[name], _TITLE_WIDTH), fontsize="small")
+        legend["validation"], *_ = ax.plot(curve.steps, curve.values, **_STAGE_STYLES["validation"])
+        ax.set_title(wrap_name(_HEALTH_TITLES[name], _TITLE_WIDTH), fontsize="small")
         ax.set(xlabel="step", ylim=(0, None))
     # the legend is below the panels, because within a panel it would cover a curve
-    order = sorted(legend, key=lambda label: label not in _PARTS)
+    order = sorted(legend, key=lambda label: label not in _STAGE_STYLES)
     handles = [legend[label] for label in order]
     figure.legend(handles, order, frameon=False, fontsize="small", loc="outside lower center", ncols=2)
     for ax in axes.flat:

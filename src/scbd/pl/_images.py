@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scbd._anndata import IMAGE_KEY
-from scbd._checks import missing_key
-from scbd.pl._looks import wrapped
+from scbd._checks import missing_key_message
+from scbd.pl._looks import wrap_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 # percentiles of the pixels that are drawn black and white
 _DARKEST, _BRIGHTEST = 0.5, 99.5
 # default number of cells, which fit the width of a page and are still visible on a phone
-_SHOWN = 6
+_N_CELLS_SHOWN = 6
 # maximum number of characters per line of a title above a picture or a label to the left of it
-_TITLE = 12
+_TITLE_WIDTH = 12
 
 
 def cells(
@@ -72,11 +72,11 @@ def cells(
     import matplotlib.pyplot as plt
 
     if image_key not in adata.obsm:
-        raise KeyError(missing_key("obsm", image_key, adata.obsm.keys()))
+        raise KeyError(missing_key_message("obsm", image_key, adata.obsm.keys()))
     if label is not None and label not in adata.obs:
-        raise KeyError(missing_key("obs", label, adata.obs.keys()))
+        raise KeyError(missing_key_message("obs", label, adata.obs.keys()))
     if rows is None:
-        rows = np.random.default_rng(seed).choice(adata.n_obs, min(_SHOWN, adata.n_obs), replace=False)
+        rows = np.random.default_rng(seed).choice(adata.n_obs, min(_N_CELLS_SHOWN, adata.n_obs), replace=False)
     asked = np.asarray(rows)
     chosen = np.arange(adata.n_obs)[asked if len(asked) else np.zeros(0, int)]
     require_cells(chosen)
@@ -89,22 +89,22 @@ def cells(
     images = ((images - low) / np.where(top > low, top - low, 1)).clip(0, 1)
     lines = [images.transpose(0, 2, 3, 1)] if c == 3 else list(images.transpose(1, 0, 2, 3))
     channels = [", ".join(map(str, adata.var_names))] if c == 3 else list(map(str, adata.var_names))
-    titles = [wrapped(name, _TITLE) for name in _texts(adata, label, chosen)]
+    titles = [wrap_name(name, _TITLE_WIDTH) for name in _cell_titles(adata, label, chosen)]
     size = (1.0 * n + 0.4, 1.1 * len(lines) + 0.2 * max((title.count("\n") + 1 for title in titles), default=0))
     _, axes = plt.subplots(len(lines), n, figsize=size, squeeze=False, layout="constrained")
     for line, drawn in zip(axes, lines, strict=True):
         for ax, image in zip(line, drawn, strict=True):
             ax.imshow(image, cmap="gray", vmin=0, vmax=1)
-            bare(ax)
+            remove_frame(ax)
     if adata.n_vars == c:
         for ax, name in zip(axes[:, 0], channels, strict=True):
-            ax.set_ylabel(wrapped(name, _TITLE), fontsize="small")
+            ax.set_ylabel(wrap_name(name, _TITLE_WIDTH), fontsize="small")
     for ax, title in zip(axes[0], titles, strict=False):
         ax.set_title(title, fontsize="small")
     return axes
 
 
-def _texts(adata: AnnData, label: str | None, rows: np.ndarray) -> list[str]:
+def _cell_titles(adata: AnnData, label: str | None, rows: np.ndarray) -> list[str]:
     """Return the texts to write above the cells; an empty list without a label."""
     if label is None:
         return []
@@ -155,11 +155,11 @@ def counterfactuals(
     import matplotlib.pyplot as plt
 
     originals = model.get_intensities(adata, rows)
-    shown = channels_shown(channels, originals)
-    own = _numbers(rows)
+    shown = check_channels(channels, originals)
+    own = _cell_numbers(rows)
     others = np.roll(own, -1) if partners is None else partners
-    if len(_numbers(others)) != len(own):
-        msg = f"There are {len(own)} cells and {len(_numbers(others))} partners: each cell has one."
+    if len(_cell_numbers(others)) != len(own):
+        msg = f"There are {len(own)} cells and {len(_cell_numbers(others))} partners: each cell has one."
         raise ValueError(msg)
     # computed first, because swap_blocks raises an error for a model with a single block
     swapped = {
@@ -179,12 +179,12 @@ def counterfactuals(
     )
     for line, (name, images) in zip(axes, lines.items(), strict=True):
         for ax, image in zip(line, images, strict=True):
-            draw_picture(ax, image[shown], low, high)
+            draw_image(ax, image[shown], low, high)
         line[0].set_ylabel(name.replace(" of ", "\nof "), rotation=0, ha="right", va="center", fontsize="small")
     return axes
 
 
-def _numbers(rows: Sequence[int] | np.ndarray) -> np.ndarray:
+def _cell_numbers(rows: Sequence[int] | np.ndarray) -> np.ndarray:
     """Convert a boolean mask to row numbers; return row numbers unmodified."""
     rows = np.asarray(rows)
     return np.flatnonzero(rows) if rows.dtype == bool else rows
@@ -241,7 +241,7 @@ def traverse(
     import matplotlib.pyplot as plt
 
     originals = model.get_intensities(adata, rows)
-    shown = channels_shown(channels, originals)
+    shown = check_channels(channels, originals)
     paths = model.traverse(rows, to, adata, n_steps=n_steps)
     originals, paths = originals[:, shown], paths[:, :, shown]
     everything = np.concatenate([originals, paths.reshape(-1, *paths.shape[2:])])
@@ -249,20 +249,20 @@ def traverse(
     change = (paths[:, -1] - paths[:, 0]).mean(1)
     most = np.abs(change).max() or 1.0
     n, width = paths.shape[0], n_steps + 2
-    goal = wrapped(to, _TITLE)
+    goal = wrap_name(to, _TITLE_WIDTH)
     above = 0.3 + 0.2 * goal.count("\n")
     figure, axes = plt.subplots(n, width, figsize=(0.95 * width, 1.0 * n + above), squeeze=False, layout="constrained")
     for line, original, path, difference in zip(axes, originals, paths, change, strict=True):
         for ax, image in zip(line, [original, *path], strict=False):
-            draw_picture(ax, image, low, high)
+            draw_image(ax, image, low, high)
         line[-1].imshow(difference, cmap="RdBu_r", vmin=-most, vmax=most)
-        bare(line[-1])
+        remove_frame(line[-1])
     for ax, name in zip(axes[0, [0, 1, -2, -1]], ("cell", "decoded", goal, "change"), strict=True):
         ax.set_title(name, fontsize="small")
     return axes
 
 
-def channels_shown(channels: Sequence[int] | int | None, images: np.ndarray) -> list[int]:
+def check_channels(channels: Sequence[int] | int | None, images: np.ndarray) -> list[int]:
     """Return the channels to draw: three for colours, or one for grey.
 
     Parameters
@@ -301,17 +301,17 @@ def require_cells(rows: np.ndarray) -> None:
         raise ValueError(msg)
 
 
-def draw_picture(ax: Axes, image: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+def draw_image(ax: Axes, image: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
     """Draw an image ``(1 or 3, H, W)`` without ticks and frame.
 
     ``low`` and ``high``, one value per channel, are the values of no and of full brightness.
     """
     picture = (image.transpose(1, 2, 0) - low) / np.where(high > low, high - low, 1)
     ax.imshow(np.clip(picture, 0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
-    bare(ax)
+    remove_frame(ax)
 
 
-def bare(ax: Axes) -> None:
+def remove_frame(ax: Axes) -> None:
     """Remove ticks and frame of axes."""
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from scbd.metrics._benchmark import measure_name
-from scbd.pl._looks import COLORS, NARROW, height_of, legend, look, size_of, wrapped
+from scbd.metrics._benchmark import score_title
+from scbd.pl._looks import COLORS, NARROW_WIDTH, add_legend, figure_size, names_height, series_style, wrap_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from matplotlib.axes import Axes
 
-_VARIANCE = ["representation", "key", "factor", "share", "chance", "alone"]
+_VARIANCE_COLUMNS = ["representation", "key", "factor", "share", "chance", "alone"]
 # height of all representations of one factor together, as a fraction of the distance between two factors
-_HEIGHT = 0.7
+_FACTOR_HEIGHT = 0.7
 
 
 def benchmark(
@@ -57,25 +57,25 @@ def benchmark(
     """
     import matplotlib.pyplot as plt
 
-    biology = _biology(frame, biology)
-    rows = [_rows(frame, metric) for metric in (biology, batch)]
+    biology = _default_biology_metric(frame, biology)
+    rows = [_rows_of_metric(frame, metric) for metric in (biology, batch)]
     order = list(dict.fromkeys(frame["representation"]))
-    names = [wrapped(name, NARROW) for name in order]
+    names = [wrap_name(name, NARROW_WIDTH) for name in order]
     if axes is None:
-        size = (6.6, max(2.4, height_of(names) + 1))
+        size = (6.6, max(2.4, names_height(names) + 1))
         _, axes = plt.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
     axes = np.ravel(axes)
     if len(axes) != 2:
         msg = f"axes holds {len(axes)} axes: give two, one for each metric."
         raise ValueError(msg)
     for ax, own, better in zip(axes, rows, ("higher", "lower"), strict=True):
-        _dots(ax, own, order)
+        _draw_scores(ax, own, order)
         better = own["better"].iloc[0] if "better" in own else better
         ax.set_title(f"{better} is better" if better else "", fontsize="small")
         if np.isfinite(chance := _chance(own)):
             ax.axvline(chance, ls="--", color="k", lw=1, label="chance")
-            legend(ax)
-        ax.set(xlabel=wrapped(measure_name(own["metric"].iloc[0]), 14), ylim=(len(order) - 0.5, -0.5))
+            add_legend(ax)
+        ax.set(xlabel=wrap_name(score_title(own["metric"].iloc[0]), 14), ylim=(len(order) - 0.5, -0.5))
         ax.locator_params(axis="x", nbins=3)
         ax.tick_params(labelsize="small")
         ax.set_yticks(range(len(names)), names, fontsize="small")
@@ -115,27 +115,27 @@ def biology_against_batch(
     >>> frame = scbd.metrics.benchmark(adata, embeddings, y_key="gene", e_key="well", n_neighbors=30)
     >>> ax = scbd.pl.biology_against_batch(frame, biology="y_probe_f1", batch="e_probe_quadratic_f1")
     """
-    biology = _biology(frame, biology)
-    up, across = (_rows(frame, metric) for metric in (biology, batch))
+    biology = _default_biology_metric(frame, biology)
+    up, across = (_rows_of_metric(frame, metric) for metric in (biology, batch))
     each = ["representation", "key"]  # columns that identify a small marker
     both = up[[*each, "value"]].merge(across[[*each, "value"]], on=each, suffixes=("_up", "_across")).dropna()
     if both.empty:
         msg = f"No embedding of the frame has both {biology!r} and {batch!r}: draw metrics that one of them has."
         raise ValueError(msg)
     names = [name for name in dict.fromkeys(frame["representation"]) if (both["representation"] == name).any()]
-    ax = _axes(size_of(names)) if ax is None else ax
+    ax = _new_axes(figure_size(names)) if ax is None else ax
     for i, name in enumerate(names):
         y, x = both.loc[both["representation"] == name, ["value_up", "value_across"]].to_numpy().T
-        how = look(i) | {"ls": ""}
+        how = series_style(i) | {"ls": ""}
         if len(x) > 1:
             ax.plot(x, y, **how, ms=3, alpha=0.5)
-        ax.plot(x.mean(), y.mean(), **how, ms=8, label=wrapped(name, NARROW))
+        ax.plot(x.mean(), y.mean(), **how, ms=8, label=wrap_name(name, NARROW_WIDTH))
     for rows, line in ((up, ax.axhline), (across, ax.axvline)):
         if np.isfinite(chance := _chance(rows)):
             line(chance, ls="--", color="0.5", lw=1)
-    ax.set(xlabel=wrapped(measure_name(batch)), ylabel=wrapped(measure_name(biology)))
+    ax.set(xlabel=wrap_name(score_title(batch)), ylabel=wrap_name(score_title(biology)))
     ax.locator_params(nbins=3)
-    legend(ax)
+    add_legend(ax)
     return ax
 
 
@@ -162,9 +162,9 @@ def ranking(ranked: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     >>> ax = scbd.pl.ranking(scbd.metrics.rank(frame))
     """
     values = ranked.to_numpy(dtype=float)
-    columns = [wrapped(measure_name(str(column))) for column in ranked.columns]
-    names = [wrapped(name) for name in ranked.index]
-    ax = _axes((0.5 * len(columns) + 2.4, height_of(names) + 1.8)) if ax is None else ax
+    columns = [wrap_name(score_title(str(column))) for column in ranked.columns]
+    names = [wrap_name(name) for name in ranked.index]
+    ax = _new_axes((0.5 * len(columns) + 2.4, names_height(names) + 1.8)) if ax is None else ax
     ax.imshow(values.clip(0, 1), cmap="Blues", vmin=0, vmax=1, aspect="auto")
     for row, column in np.argwhere(np.isfinite(values)):
         shade = "w" if values[row, column] > 0.6 else "k"
@@ -209,24 +209,26 @@ def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     >>> table = scbd.metrics.variance_table(adata, {"z_c": "X_scbd_c", "z_s": "X_scbd_s"}, factors)
     >>> ax = scbd.pl.variance(table)
     """
-    missing = [column for column in _VARIANCE if column not in table]
+    missing = [column for column in _VARIANCE_COLUMNS if column not in table]
     if missing or table.empty:
         what = f"lacks {', '.join(missing)}" if missing else "is empty"
         msg = f"The table {what}: give what scbd.metrics.variance_table returns."
         raise ValueError(msg)
     factors, names = (list(dict.fromkeys(table[column])) for column in ("factor", "representation"))
-    lines = [wrapped(factor, NARROW) for factor in factors]
+    lines = [wrap_name(factor, NARROW_WIDTH) for factor in factors]
     if ax is None:
-        beside = 0.5 + height_of([wrapped(name, NARROW) for name in names])  # the legend
-        ax = _axes((6.8, 1 + max(beside, height_of(lines, max(0.4, 0.16 * len(names))))))
+        beside = 0.5 + names_height([wrap_name(name, NARROW_WIDTH) for name in names])  # the legend
+        ax = _new_axes((6.8, 1 + max(beside, names_height(lines, max(0.4, 0.16 * len(names))))))
     place = {factor: i for i, factor in enumerate(factors)}
     for i, name in enumerate(names):
-        mine, color = table[table["representation"] == name], look(i)["color"]
+        mine, color = table[table["representation"] == name], series_style(i)["color"]
         mean = mine.groupby("factor", sort=False)[["share", "chance", "alone"]].mean()
-        y = np.array([place[factor] for factor in mean.index]) + _HEIGHT * ((i + 0.5) / len(names) - 0.5)
+        y = np.array([place[factor] for factor in mean.index]) + _FACTOR_HEIGHT * ((i + 0.5) / len(names) - 0.5)
         ax.hlines(y, 0, mean["share"], color=color, lw=1, alpha=0.5)
-        ax.plot(mean["share"], y, **look(i) | {"ls": ""}, ms=4, label=wrapped(name, NARROW), clip_on=False)
-        ax.plot(mean["alone"], y, **look(i) | {"ls": ""}, ms=8, mfc="none", clip_on=False)
+        ax.plot(
+            mean["share"], y, **series_style(i) | {"ls": ""}, ms=4, label=wrap_name(name, NARROW_WIDTH), clip_on=False
+        )
+        ax.plot(mean["alone"], y, **series_style(i) | {"ls": ""}, ms=8, mfc="none", clip_on=False)
         ax.plot(mean["chance"], y, ls="", marker="|", ms=9, mew=1.5, color="k", zorder=4)
         if mine["key"].nunique() > 1:
             at = dict(zip(mean.index, y, strict=True))
@@ -268,14 +270,16 @@ def relationship_curve(
     >>> ax = scbd.pl.relationship_curve({"z_c": curve})
     """
     curves = {"": curves} if isinstance(curves, pd.DataFrame) else curves
-    ax = _axes(size_of(list(curves))) if ax is None else ax
+    ax = _new_axes(figure_size(list(curves))) if ax is None else ax
     for i, (name, curve) in enumerate(curves.items()):
-        ax.plot(curve["recall"], curve["precision"], **look(i), ms=3, label=wrapped(name, NARROW) or None)
+        ax.plot(
+            curve["recall"], curve["precision"], **series_style(i), ms=3, label=wrap_name(name, NARROW_WIDTH) or None
+        )
     if prevalence is not None:
         ax.axhline(prevalence, color="0.5", lw=1, label="no information")
     ax.set(xlabel="recall", ylabel="precision", ylim=(0, None))
     ax.locator_params(nbins=3)
-    legend(ax)
+    add_legend(ax)
     return ax
 
 
@@ -304,8 +308,8 @@ def complexes(table: pd.DataFrame, *, n: int = 20, ax: Axes | None = None) -> Ax
     >>> ax = scbd.pl.complexes(table)
     """
     shown = table.head(n).iloc[::-1]
-    names = [wrapped(f"{name} ({size})", 28) for name, size in zip(shown.index, shown["size"], strict=True)]
-    ax = _axes((6.5, height_of(names) + 1)) if ax is None else ax
+    names = [wrap_name(f"{name} ({size})", 28) for name, size in zip(shown.index, shown["size"], strict=True)]
+    ax = _new_axes((6.5, names_height(names) + 1)) if ax is None else ax
     places = np.arange(len(names))  # positions by number, because names may be equal
     shades = np.where(shown["fdr"] < 0.05, COLORS[0], "w")
     ax.hlines(places, 0, shown["mean_cosine"], color="0.7")
@@ -316,14 +320,14 @@ def complexes(table: pd.DataFrame, *, n: int = 20, ax: Axes | None = None) -> Ax
     return ax
 
 
-def _axes(size: tuple[float, float]) -> Axes:
+def _new_axes(size: tuple[float, float]) -> Axes:
     """Return the axes of a new figure of this width and height, in inches."""
     import matplotlib.pyplot as plt
 
     return plt.subplots(figsize=size, layout="constrained")[1]
 
 
-def _dots(ax: Axes, rows: pd.DataFrame, order: list[str]) -> None:
+def _draw_scores(ax: Axes, rows: pd.DataFrame, order: list[str]) -> None:
     """Draw the scores of each representation on a line: a dot per key, their mean, and the confidence interval."""
     for place, name in enumerate(order):
         own = rows[rows["representation"] == name]
@@ -340,13 +344,13 @@ def _chance(rows: pd.DataFrame) -> float:
     return rows["chance"].mean() if "chance" in rows else np.nan
 
 
-def _biology(frame: pd.DataFrame, metric: str | None) -> str:
+def _default_biology_metric(frame: pd.DataFrame, metric: str | None) -> str:
     if metric is not None:
         return metric
     return "relationship_area" if (frame["metric"] == "relationship_area").any() else "y_probe_f1"
 
 
-def _rows(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+def _rows_of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     if not (frame["metric"] == metric).any():
         msg = f"The frame has no metric {metric!r}; there are: {', '.join(frame['metric'].unique())}."
         raise ValueError(msg)

@@ -13,9 +13,9 @@ import pandas as pd
 from scipy.sparse import SparseEfficiencyWarning
 
 from scbd._anndata import CONTENT_KEY, STYLE_KEY, check_anndata
-from scbd._checks import check_finite_rows, closest, missing_key
-from scbd._files import torch_threads_kept
-from scbd.pl._looks import COLORS, wrapped
+from scbd._checks import check_finite_rows, missing_key_message, suggest_name
+from scbd._files import keep_torch_threads
+from scbd.pl._looks import COLORS, wrap_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,7 +98,7 @@ def umap_blocks(
     for slot, keys in (("obsm", blocks.values()), ("obs", color)):
         for key in keys:
             if key not in getattr(adata, slot):
-                raise KeyError(missing_key(slot, key, getattr(adata, slot).keys()))
+                raise KeyError(missing_key_message(slot, key, getattr(adata, slot).keys()))
     controls = [control] if isinstance(control, str) else list(control)
     labels = {
         column: adata.obs[column].astype("category") for column in color if not is_numeric_dtype(adata.obs[column])
@@ -138,7 +138,7 @@ def umap_blocks(
                 how: dict[str, Any] = {"legend_loc": "right margin", "legend_fontsize": "small", "palette": palette}
                 how["size"] = min(_POINT_AREA / max(len(rows), 1), _MAX_POINT_AREA)
                 sc.pl.umap(drawn[order].copy(), color=column, ax=ax, show=False, **how)
-            ax.set_title(wrapped(f"{title} by {column}", 22), fontsize="medium")
+            ax.set_title(wrap_name(f"{title} by {column}", 22), fontsize="medium")
     return axes
 
 
@@ -149,7 +149,7 @@ def compute_umap(embedding: np.ndarray, seed: int = 0) -> np.ndarray:
 
     cells = AnnData(obs=pd.DataFrame(index=pd.RangeIndex(len(embedding)).astype(str)), obsm={"embedding": embedding})
     _cache_compiled_functions()
-    with torch_threads_kept(), warnings.catch_warnings():
+    with keep_torch_threads(), warnings.catch_warnings():
         # scipy warns of cells with identical embeddings, which occur in a collapsed z_c
         warnings.simplefilter("ignore", SparseEfficiencyWarning)
         # for a few thousand cells, scikit-learn finds neighbours before scanpy's default search has been compiled
@@ -169,7 +169,10 @@ def _check_labels(labels: Mapping[str, pd.Series], wanted: Sequence[str], argume
     known = [str(name) for values in labels.values() for name in values.cat.categories]
     for name in wanted:
         if str(name) not in known:
-            msg = f"{argument}={name!r}: none of the columns {list(labels)} has this label.{closest(str(name), known)}"
+            msg = (
+                f"{argument}={name!r}: none of the columns {list(labels)} has this "
+                f"label.{suggest_name(str(name), known)}"
+            )
             raise ValueError(msg)
 
 
@@ -204,7 +207,7 @@ def _group_labels(
             colored = sorted(colored, key=lambda name: -n_cells[name])[:_N_HIGHLIGHTED]
     colored = [name for name in dict.fromkeys(colored) if name not in grey]
     others = [name for name in names if name not in colored and name not in grey]
-    short = [wrapped(name) for name in colored]
+    short = [wrap_name(name) for name in colored]
     short = short if len(set(short)) == len(short) else colored
     if not grey and not others:
         names_of_colors = dict(zip(colored, short, strict=True))
@@ -216,7 +219,7 @@ def _group_labels(
     for merged, color, title in ((grey, _CONTROL_COLOR, "controls"), (others, _OTHER_COLOR, "others")):
         if merged:
             place |= dict.fromkeys(merged, len(short))
-            short = [*short, wrapped(merged[0]) if len(merged) == 1 else f"{len(merged)} {title}"]
+            short = [*short, wrap_name(merged[0]) if len(merged) == 1 else f"{len(merged)} {title}"]
             colors.append(color)
     codes = np.array([*(place[name] for name in names), -1])[drawn.cat.codes]  # the code of a missing label is -1
     grouped = pd.Series(pd.Categorical.from_codes(codes, short), index=drawn.index)
