@@ -243,8 +243,8 @@ def _consistency_across_environments(
 ) -> float:
     """Compute the mean cosine between pairs of chosen rows, after the mean of all other rows is subtracted.
 
-    ``total`` is the sum of all rows, ``(D,)``. With ``elsewhere``, pairs are rows of different environments. The result is NaN if
-    there is no pair.
+    ``total`` is the sum of all rows, ``(D,)``. With ``elsewhere``, pairs are rows of different environments. The result
+    is NaN if there is no pair.
     """
     own = x[chosen]
     unit, e = scale_to_unit_length(own - (total - own.sum(0)) / (len(x) - len(own))), e[chosen]
