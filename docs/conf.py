@@ -43,11 +43,11 @@ extensions = [
     "sphinxcontrib.bibtex",
 ]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
-# .rst is what autosummary writes: without it, pages of the API hold its directives as text
+# autosummary writes .rst files; without this entry, API pages would show directives as text
 source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".ipynb": "myst-nb"}
 templates_path = ["_templates"]
 nitpicky = True
-# Internal classes that signatures name and that nobody makes: their own pages would only be in the way
+# Internal classes that occur in signatures, but are not constructed by users and therefore have no page
 nitpick_ignore = [
     ("py:class", name)
     for name in (
@@ -62,11 +62,11 @@ nitpick_ignore = [
         "TrainingSample",
         "scbd.data._loading.BatchLoader",
         "scbd.data._sources.InputKind",
-        "scbd.model._contract.EmbeddingNetwork",
-        "scbd.model._contract.ReferenceBatches",
-        "scbd.nn._inputs.EnvironmentScaling",
-        "scbd.model._contract.TrainingSample",
-        "scbd.nn._variance.ExplainedVariance",
+        "scbd.model._interfaces.EmbeddingNetwork",
+        "scbd.model._interfaces.ReferenceBatches",
+        "scbd.nn._environment_scaling.EnvironmentScaling",
+        "scbd.model._interfaces.TrainingSample",
+        "scbd.nn._explained_variance.ExplainedVariance",
     )
 ]
 
@@ -76,20 +76,20 @@ html_math_renderer = "mathml"  # see mathml() below
 myst_update_mathjax = False
 
 html_theme = "sphinx_book_theme"
-html_title = f"scbd {release}"  # which of the versions this is
+html_title = f"scbd {release}"  # shows the version of the documentation
 html_logo = "_static/logo.svg"
 html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["scbd.css"]
 html_show_sphinx = False
-html_context = {"default_mode": "auto"}  # light or dark, as the browser; without a word, the theme logs an error
+html_context = {"default_mode": "auto"}  # light or dark as in the browser; without this entry, the theme logs an error
 html_theme_options: dict[str, Any] = {
     "logo": {"text": f"scbd {release}", "alt_text": "scbd"},
-    "navbar_persistent": [],  # one search field, that of the sidebar
+    "navbar_persistent": [],  # only one search field, in the sidebar
     "use_download_button": False,
     "extra_footer": "BSD-3-Clause licence",
     "show_toc_level": 2,
-    "max_navbar_depth": 3,  # to classes: the page of a class leads to those of its methods
+    "max_navbar_depth": 3,  # down to classes; the page of a class links to its methods
 }
 if SOURCE:
     html_theme_options |= {
@@ -103,21 +103,21 @@ if SOURCE:
 
 autosummary_generate = True
 autodoc_typehints = "signature"
-autodoc_preserve_defaults = True  # 2 / 3, not 0.6666666666666666
-python_display_short_literal_types = True  # "c" | "s"
-toc_object_entries_show_parents = "hide"  # train(), not SCBDModel.train(): the bar is narrow
-python_maximum_signature_line_length = 72  # one parameter a line where they are many
+autodoc_preserve_defaults = True  # shows 2 / 3 instead of 0.6666666666666666
+python_display_short_literal_types = True  # shows "c" | "s"
+toc_object_entries_show_parents = "hide"  # shows train() instead of SCBDModel.train(), as the sidebar is narrow
+python_maximum_signature_line_length = 72  # longer signatures get one parameter per line
 napoleon_google_docstring = False
-# what is returned is said in sentences, not as a type and a description
+# "Returns" is written in sentences, not as a type with a description
 napoleon_custom_sections = [("Warns", "Raises"), "Returns"]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
-# Links to other projects. Their own inventories are asked for first; docs/inventories has what we refer to, in plain
-# text, for builds without internet and for names that a project's inventory lacks. A page that refers to something
-# new adds a line there: name, kind and page.
+# Links to other projects. The inventories of the projects are tried first. docs/inventories contains the names that we
+# link to, in plain text, for builds without internet and for names that the inventory of a project lacks. For a new
+# link, add a line to docs/inventories: name, kind and page.
 _PROJECTS = {
     "anndata": "https://anndata.readthedocs.io/en/stable/",
     "h5py": "https://docs.h5py.org/en/stable/",
@@ -136,7 +136,7 @@ _PROJECTS = {
 intersphinx_mapping = {name: (url, (None, f"inventories/{name}.inv")) for name, url in _PROJECTS.items()}
 intersphinx_timeout = 5
 
-# As annotations and docstrings call them
+# Short names in annotations and docstrings, with the full names
 _KNOWN_AS = {
     "AnnData": "anndata.AnnData",
     "Any": "typing.Any",
@@ -200,8 +200,8 @@ def spelled_out(app, what, name, obj, options, signature, returned):
     pattern = re.compile(rf"(?<![\w.'\"])({'|'.join(sorted(_ALIASES))})(?![\w.'\"])")
 
     def expand(text: str | None) -> str | None:
-        text = text and text.replace("<factory>", "...")  # of dataclasses: no expression
-        for _ in range(3):  # names that stand for names
+        text = text and text.replace("<factory>", "...")  # placeholder of default values of dataclasses
+        for _ in range(3):  # aliases may contain aliases
             text = text and pattern.sub(lambda match: _ALIASES[match[1]], text)
         return text
 
@@ -214,19 +214,19 @@ def full_name(app, env, node, contnode):
         return None
     target = node["reftarget"]
     if target.startswith(("'", '"')):
-        return contnode  # a value, not a type
+        return contnode  # a literal value, not a type
     for short, full in _SHORT.items():
         if target.startswith(short):
             target = full + target.removeprefix(short)
     target = _KNOWN_AS.get(target, target)
     domain = env.domains["py"]
-    # in the table of members, which is outside of the class; or of a model that shares the method with SCBDModel
+    # methods in the table of members, which is outside of the class, or methods that a model shares with SCBDModel
     for owner in (Path(node["refdoc"]).name, "scbd.SCBDModel"):
         if node["reftype"] == "meth" and f"{owner}.{target}" in domain.objects:
             return domain.resolve_xref(env, node["refdoc"], app.builder, "meth", f"{owner}.{target}", node, contnode)
     node["reftarget"] = target
     if node["reftype"] == "class":
-        node["reftype"] = "obj"  # what is a class for us may be documented as data, or as a function
+        node["reftype"] = "obj"  # the other project may document the class as data or as a function
     ours = [known for known in domain.objects if known.split(".")[-1] == target.split(".")[-1]]
     ours = [known for known in ours if known == target or "." not in target or target.startswith("scbd.")]
     classes = [known for known in ours if domain.objects[known].objtype in ("class", "exception", "function")]
@@ -250,8 +250,8 @@ def add_known(app):
                 inventory.setdefault(kind, {}).setdefault(entry, item)
 
 
-# What members of models are for, in the order of an analysis: pages of models list them so. A new member gets its place
-# here; without one, the build stops.
+# Members of models by task, in the order of an analysis and of the pages of models. Add each new member here, since the
+# build stops if a member is missing.
 TASKS = {
     "Set up and train": ["setup_anndata", "train"],
     "Embed": ["get_latent_representation", "embed_to"],
@@ -261,7 +261,7 @@ TASKS = {
     "Inspect": ["health", "latent_health", "adata", "get_var_names", "view_anndata_setup"],
     "Cells of the training": ["train_indices", "validation_indices", "test_indices"],
 }
-# Of scvi-tools' base class, what our pages use
+# Members of the base class of scvi-tools that our pages link to
 FROM_SCVI = ["history", "is_trained", "device", "to_device"]
 
 
@@ -294,7 +294,7 @@ def own_members(fullname: str) -> dict[str, Any]:
             if kind and member not in found[kind]:
                 found[kind].append(member)
     everything = found["attributes"] + found["methods"]
-    # nine models would tell the same of train(): it is told once
+    # document methods that nine models share with SCBDModel, such as train(), only once
     shared = [
         member
         for member in everything
@@ -322,7 +322,7 @@ def mathml(writer, node):
     block = isinstance(node, math_block)
     try:
         formula = str(tex2mathml(node.astext(), as_block=block))
-    except MathError as error:  # as of \\big, which has to be \\bigl or \\bigr
+    except MathError as error:  # for example \\big, which must be \\bigl or \\bigr
         logging.getLogger(__name__).warning("Formula: %s", error, location=node)
         formula = ""
     writer.body.append(f'<div class="math">{formula}</div>' if block else formula)
@@ -341,7 +341,7 @@ def mark_long(app, doctree):
 def setup(app):
     app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
     app.connect("builder-inited", for_templates, priority=100)
-    app.connect("builder-inited", for_templates, priority=800)  # autosummary writes between them
+    app.connect("builder-inited", for_templates, priority=800)  # autosummary writes its pages in between
     app.connect("autodoc-process-signature", spelled_out)
     app.connect("builder-inited", add_known, priority=900)  # after intersphinx
     app.connect("missing-reference", full_name, priority=400)  # before intersphinx

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import torch
 from anndata import AnnData
+from helpers.small_tables import make_cells, make_wells  # noqa: F401 tests have both from here
 from hypothesis import settings
-from small_tables import make_cells, make_wells  # noqa: F401 tests have both from here
 from threadpoolctl import threadpool_limits
 
 import scbd

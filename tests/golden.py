@@ -36,16 +36,16 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np
 import pandas as pd
 import scvi
-import small_tables
 import torch
 from anndata import AnnData
+from helpers import small_tables
 from lightning.pytorch.callbacks import Callback
 from scipy import sparse
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
 import scbd
-from scbd import SCBDModel, baselines, data, datasets, metrics, nn
+from scbd import SCBDModel, baselines, corrections, data, datasets, metrics, nn
 from scbd.metrics._relationships import expected_relationship_scores, partner_average_precision, resampled_scores
 
 # ---- names that may change: mend them here --------------------------------------------------------------------------
@@ -410,13 +410,13 @@ def on_correction(name: str) -> Entries:
     known = {"environments": wells.obs["plate"], "labels": wells.obs["compound"]}
     known |= {"controls": wells.obs["compound"] == "DMSO", "positions": wells.obs["well"]}
     half = np.arange(wells.n_obs) < 72
-    found = {"all": baselines.correct(wells.X, name, **known)}
+    found = {"all": corrections.correct(wells.X, name, **known)}
     if name not in ("ComBat", "Harmony"):  # of all cells, by construction
         seen = known | {"environments": np.where(half, "seen", "also seen")}
         fit = half | (np.arange(wells.n_obs) % 5 == 0)
-        found["fit"] = baselines.correct(wells.X, name, **seen, fit=fit)
+        found["fit"] = corrections.correct(wells.X, name, **seen, fit=fit)
     if name in CORRECTED_BY:
-        found["settings"] = baselines.correct(wells.X, name, **known, **CORRECTED_BY[name])
+        found["settings"] = corrections.correct(wells.X, name, **known, **CORRECTED_BY[name])
     return found
 
 
@@ -468,7 +468,7 @@ def _() -> Entries:
 def _() -> Entries:
     wells = scored_wells()
     wells.obsm["X_features"] = np.asarray(wells.X)
-    wells.obsm["X_tvn"] = baselines.tvn(wells.X, wells.obs["plate"], controls=wells.obs["perturbation"] == "control")
+    wells.obsm["X_tvn"] = corrections.tvn(wells.X, wells.obs["plate"], controls=wells.obs["perturbation"] == "control")
     for key in ("X_features", "X_tvn"):  # as benchmark(n_pcs=6) had them
         scaled = StandardScaler().fit_transform(wells.obsm[key])
         wells.obsm[key] = PCA(6, random_state=0).fit_transform(scaled).astype(np.float32)

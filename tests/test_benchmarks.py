@@ -17,7 +17,8 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from scbd.data._screens import BlockStore, ScreenPlan
+from scbd.data._block_store import BlockStore
+from scbd.data._screens import ScreenPlan
 from scbd.model._plan import TrainingPlan
 
 ROOT = Path(__file__).parent.parent
@@ -119,7 +120,7 @@ def test_precision_runs_and_is_not_run_again(alone, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("permuted_once")
 def test_a_million_cells_in_small(load, alone, tmp_path, monkeypatch):
     million = load("million")
-    watched = million.forward_with_intermediates
+    watched = million.watched
 
     def here(stage: str, folder: Path, size: Any) -> dict[str, Any]:
         """A first stage by itself, the others without loading libraries again."""

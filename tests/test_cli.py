@@ -14,11 +14,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import make_cells, make_wells
-from pictures import is_drawn
+from helpers.reference_images import is_drawn
 from PIL import Image
 
 import scbd
-from scbd import _speed, cli
+from scbd import cli
+from scbd._workflows import speed as speed_module
 from scbd.cli import CellOptions, ModelOptions, TrainingOptions, main
 from scbd.data import open_screen
 
@@ -71,14 +72,14 @@ def test_select_alpha(tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", ["images", "table"])
 def test_benchmark_says_how_fast_it_is_and_trains_no_longer_than_that_takes(kind, tmp_path, capsys, monkeypatch):
-    clocks: list[_speed._SpeedCallback] = []
+    clocks: list[speed_module._SpeedCallback] = []
 
-    class Clock(_speed._SpeedCallback):
+    class Clock(speed_module._SpeedCallback):
         def __init__(self) -> None:
             clocks.append(self)
 
-    monkeypatch.setattr(_speed, "_SpeedCallback", Clock)
-    monkeypatch.setattr(_speed, "_MEASURED_SECONDS", 1e-6)
+    monkeypatch.setattr(speed_module, "_SpeedCallback", Clock)
+    monkeypatch.setattr(speed_module, "_MEASURED_SECONDS", 1e-6)
     command = ["benchmark", str(tmp_path / "cells.h5ad"), "--e-key", "plate", "--accelerator", "cpu"]
     if kind == "images":
         make_cells().write_h5ad(tmp_path / "cells.h5ad")

@@ -122,7 +122,7 @@ def test_a_run_goes_on_and_a_decoder_draws(tmp_path):
 
 @pytest.mark.parametrize("inputs", ["images", "features"])
 def test_from_cells_to_pictures(inputs, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("scbd._run._write_pictures", lambda *args: None)
+    monkeypatch.setattr("scbd._workflows.run._write_pictures", lambda *args: None)
     settings = SHORT | {"max_steps": 6}
     if inputs == "images":
         cells = make_cells(300)

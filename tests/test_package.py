@@ -11,23 +11,28 @@ import scbd
 
 SOURCE = Path(scbd.__file__).parent
 
-# a package sees what stands before it here, and itself
+# each package imports itself and packages that are listed before it
 ORDER = (
-    *("_lazy", "_checks", "_files", "_linear_maps", "_anndata", "nn", "data", "metrics", "datasets", "pl", "model"),
-    *("baselines", "_compare", "_inspect", "_candidates", "_evidence", "_verdict", "_report", "_run_report", "_run"),
-    *("_speed", "_select", "_cross_fit", "_demo", "cli", "__main__"),
+    *("_shared", "nn", "data", "metrics", "corrections", "datasets", "pl", "model", "baselines"),
+    *("_workflows", "cli", "__main__"),
+)
+# each workflow imports workflows that are listed before it
+WORKFLOWS = (
+    *("training_runs", "compare", "inspection", "candidates", "evidence", "verdict", "report", "report_contents"),
+    *("run", "speed", "select_alpha", "cross_fit", "demo"),
 )
 
 
-def imported(path: Path) -> set[str]:
-    """Packages and modules right under scbd that a file imports."""
+def imported(path: Path, package: str = "scbd") -> set[str]:
+    """Return the packages and modules directly below a package that a file imports."""
+    depth = package.count(".") + 1
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "scbd":
-            parts = node.module.split(".")
-            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{package}."):
+            parts = node.module.split(".") if node.module else []
+            found |= {parts[depth]} if len(parts) > depth else {alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("scbd.")}
+            found |= {alias.name.split(".")[depth] for alias in node.names if alias.name.startswith(f"{package}.")}
     return found
 
 
@@ -36,6 +41,12 @@ def test_imports_go_one_way(path):
     own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
     if own != "__init__":  # which loads on first use
         assert imported(path) & set(ORDER) <= set(ORDER[: ORDER.index(own) + 1])
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "_workflows").glob("*.py")), ids=str)
+def test_workflows_import_one_way(path):
+    if path.name != "__init__.py":
+        assert imported(path, "scbd._workflows") <= set(WORKFLOWS[: WORKFLOWS.index(path.stem)])
 
 
 def loaded_by(statement: str, folder: Path | None = None) -> set[str]:
@@ -71,7 +82,7 @@ def test_what_is_light_does_not_wait_for_what_is_heavy(statement, heavy, tmp_pat
     assert not loaded_by(statement, tmp_path) & heavy
 
 
-@pytest.mark.parametrize("name", [None, "baselines", "data", "datasets", "metrics", "model", "nn", "pl"])
+@pytest.mark.parametrize("name", [None, "baselines", "corrections", "data", "datasets", "metrics", "model", "nn", "pl"])
 def test_public_names_are_there(name):
     package = scbd if name is None else getattr(scbd, name)
     assert set(package.__all__) <= set(dir(package))
@@ -80,7 +91,7 @@ def test_public_names_are_there(name):
         package.SCBD_  # noqa: B018
 
 
-def test_files_of_a_package_are_its_own():
-    """A name without an underscore is for users."""
+def test_only_the_command_line_is_a_public_module():
+    """Public names belong to packages; other modules, or the folder they are in, start with an underscore."""
     files = [path.relative_to(SOURCE) for path in SOURCE.rglob("*.py")]
-    assert {str(path) for path in files if not path.name.startswith("_")} == {"cli.py"}
+    assert {str(path) for path in files if not any(part.startswith("_") for part in path.parts)} == {"cli.py"}

@@ -10,7 +10,7 @@ import pytest
 from conftest import run_cells
 
 import scbd
-from scbd.baselines import correct
+from scbd.corrections import correct
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from paper.reports import (
     published_of,
 )
 from paper.reproduce import EXPERIMENTS, finished
-from scbd._files import write_text
+from scbd._shared.files import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,11 +13,11 @@ from scipy.ndimage import gaussian_filter
 
 from paper import loaders
 from scbd import datasets
-from scbd._anndata import IMAGE_KEY
-from scbd._run import locate_inputs
+from scbd._shared.keys import IMAGE_KEY
+from scbd._workflows.training_runs import locate_inputs
 from scbd.data import hold_out_perturbations, infer_environments, stratified_split
 from scbd.data._inferred import INFERRED
-from scbd.data._inputs import InputLocation
+from scbd.data._input_location import InputLocation
 from scbd.data._sources import digest_cells
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from anndata import AnnData
 from PIL import Image
 from sklearn.model_selection import train_test_split
 
-from scbd._anndata import IMAGE_KEY
+from scbd._shared.keys import IMAGE_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

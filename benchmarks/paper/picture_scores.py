@@ -10,7 +10,8 @@ from anndata import AnnData
 from scipy.ndimage import gaussian_filter
 
 from paper.scores import of_variant
-from scbd._anndata import IMAGE_KEY, label_values
+from scbd._shared.keys import IMAGE_KEY
+from scbd._shared.labels import label_values
 from scbd.baselines import ERMModel
 from scbd.datasets._digits import colorize
 from scbd.datasets._simulated import PHENOTYPES, apply_density, draw_ideal_images, photograph

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from scbd.pl._looks import add_legend, series_style, wrap_name
+from scbd.pl._style import add_legend, series_style, wrap_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

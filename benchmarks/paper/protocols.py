@@ -25,10 +25,10 @@ from paper.scores import (
     without_scored_controls,
 )
 from paper.systems import TABLES, Table, computed, is_computed, parts_of, trained, with_head
-from scbd._anndata import label_values
-from scbd._compare import compare, correction_arguments
-from scbd.baselines import correct
-from scbd.baselines._corrections import CORRECTIONS
+from scbd._shared.labels import label_values
+from scbd._workflows.compare import compare, correction_arguments
+from scbd.corrections import correct
+from scbd.corrections._correct import CORRECTIONS
 from scbd.data import stratified_split
 from scbd.data._inferred import INFERRED
 

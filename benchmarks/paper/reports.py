@@ -9,7 +9,7 @@ import pandas as pd
 
 from paper.scores import CHANCE, SEPARATOR
 from paper.systems import best_setting
-from scbd._select import choose_alpha
+from scbd._workflows.select_alpha import choose_alpha
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

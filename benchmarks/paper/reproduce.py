@@ -14,7 +14,7 @@ from paper.reports import settings_table
 from paper.runner import run_trials, with_weights
 from paper.systems import SYSTEMS
 from paper.trials import Results
-from scbd._files import write_text
+from scbd._shared.files import write_text
 
 if TYPE_CHECKING:
     import os

@@ -25,8 +25,8 @@ from paper.datasets import DATASETS
 from paper.protocols import PROTOCOLS
 from paper.systems import FEATURES, NEEDED, SYSTEMS, TABLES, is_computed
 from paper.trials import Results, Trial
-from scbd._files import check_output_directory
-from scbd.datasets._screens import _total_memory
+from scbd._shared.files import check_output_directory
+from scbd.datasets._published_screens import _total_memory
 from scbd.nn import build_encoder
 
 if TYPE_CHECKING:

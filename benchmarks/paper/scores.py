@@ -15,10 +15,11 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import train_test_split
 from sklearn.neighbors import NearestNeighbors
 
-from scbd._anndata import as_columns, label_values
-from scbd._compare import correction_arguments
-from scbd.baselines import MCVAEModel, correct
-from scbd.baselines._corrections import CORRECTIONS
+from scbd._shared.labels import as_columns, label_values
+from scbd._workflows.compare import correction_arguments
+from scbd.baselines import MCVAEModel
+from scbd.corrections import correct
+from scbd.corrections._correct import CORRECTIONS
 from scbd.data._splits import split_by_column
 from scbd.metrics import (
     Relations,

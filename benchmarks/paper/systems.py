@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from scbd import baselines
-from scbd._anndata import label_values
-from scbd._compare import correction_arguments
-from scbd._linear_maps import ROWS_PER_BLOCK, column_means, covariance, principal_components_map
-from scbd._run import seed_everything
-from scbd.baselines import correct
-from scbd.baselines._corrections import CORRECTIONS
-from scbd.metrics._table import get_embedding
+from scbd._shared.labels import label_values
+from scbd._shared.linear_maps import ROWS_PER_BLOCK, column_means, covariance, principal_components_map
+from scbd._workflows.compare import correction_arguments
+from scbd._workflows.training_runs import seed_everything
+from scbd.corrections import correct
+from scbd.corrections._correct import CORRECTIONS
+from scbd.metrics._arguments import get_embedding
 from scbd.model import SCBDModel, TrainingDiverged
 from scbd.nn import FeatureScaling
 

@@ -17,7 +17,7 @@ import pandas as pd
 
 from paper.datasets import DATASETS
 from paper.systems import version_of
-from scbd._files import write_text
+from scbd._shared.files import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

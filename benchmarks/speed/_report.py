@@ -16,11 +16,11 @@ _COLUMNS = {
     "ours_s": "scbd",
     "ratio": "ratio",
     "difference": "difference",
-    "difference_float64": "in float64",
-    "naive_mib": "naive, MiB",
-    "ours_mib": "scbd, MiB",
-    "bytes_a_cell": "bytes a cell, at most",
-    "note": "",
+    "difference_float64": "difference in float64",
+    "naive_mib": "naive, peak MiB",
+    "ours_mib": "scbd, peak MiB",
+    "bytes_a_cell": "peak memory, bytes per cell",
+    "note": "remark",
 }
 
 

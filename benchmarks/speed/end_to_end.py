@@ -19,7 +19,8 @@ from _scale import Scale
 from anndata import AnnData
 
 import scbd
-from scbd import _run, cli
+from scbd import cli
+from scbd._workflows import run as run_module
 from scbd.model import EmbeddingModule, SCBDModel, _train
 
 PARTS: list[tuple[str, Any, str]] = [
@@ -28,21 +29,23 @@ PARTS: list[tuple[str, Any, str]] = [
     ("channel statistics", EmbeddingModule, "fit"),
     ("train", SCBDModel, "train"),
     ("embed", SCBDModel, "get_latent_representation"),
-    ("input PCA", _run, "compute_input_pca"),
-    ("corrected inputs", _run, "compute_corrected_inputs"),
-    ("verdict", _run, "judge_embeddings"),
-    ("evaluate", _run, "evaluate"),
+    ("input PCA", run_module, "compute_input_pca"),
+    ("corrected inputs", run_module, "compute_corrected_inputs"),
+    ("verdict", run_module, "judge_embeddings"),
+    ("evaluate", run_module, "evaluate"),
     ("save the model", SCBDModel, "save"),
-    ("report", _run, "write_report"),
-    ("pictures", _run, "_write_pictures"),
-    ("write the cells", _run, "_write_cells"),
+    ("report", run_module, "write_report"),
+    ("pictures", run_module, "_write_pictures"),
+    ("write the cells", run_module, "_write_cells"),
 ]
 WITHIN = {"train": ("split", "channel statistics")}
 
 
 def rows(scale: Scale) -> list[Row]:
     """Crops and wells at the defaults of the command, from the file to the pictures; import beside them, once."""
-    importing = timed(lambda: subprocess.run([sys.executable, "-c", "import scbd._run, scbd.data"], check=True))[0]
+    importing = timed(
+        lambda: subprocess.run([sys.executable, "-c", "import scbd._workflows.run, scbd.data"], check=True)
+    )[0]
     table: list[Row] = [{"claim": "import", "ours_s": importing}]
     brief = scale.of("", "--max-steps 2 --batch-size 24")
     n, side = scale.of((3000, 64), (300, 32))

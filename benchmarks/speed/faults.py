@@ -28,13 +28,13 @@ from _compare import machine
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
 from conftest import contents, make_plates
-from killing import WRITING, kill_until
+from helpers.crash_injection import WRITING, kill_until
 from model import test_kills as runs
 
 from scbd import SCBDModel
-from scbd._files import limit_torch_to_one_thread
+from scbd._shared.threads import limit_torch_to_one_thread
 from scbd.data import open_screen, verify_screen, write_screen
-from scbd.data._inputs import image_source
+from scbd.data._input_location import image_source
 
 ELSEWHERE = Path("/dev/shm")  # a file system in memory, on most systems
 RESULTS = Path(__file__).parent / "faults.json"

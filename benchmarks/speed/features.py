@@ -16,7 +16,7 @@ from _scale import Scale
 from anndata import AnnData
 
 from scbd import SCBDModel
-from scbd.baselines import combat, harmony
+from scbd.corrections import combat, harmony
 from scbd.data import open_screen
 from scbd.datasets import simulated_profiles
 from scbd.metrics import label_probe, predict_labels

@@ -29,7 +29,7 @@ from anndata import AnnData
 from step import library_convolutions
 
 import scbd
-from scbd import _demo as demo
+from scbd._workflows import demo as demo
 
 Outcome = tuple[scbd.SCBDModel, dict[str, float]]
 Settings = dict[str, Any]

@@ -16,7 +16,7 @@ from _scale import Scale
 from anndata import AnnData
 
 from scbd.data import open_screen, write_screen
-from scbd.data._inputs import image_source
+from scbd.data._input_location import image_source
 from scbd.datasets import simulated_screen
 
 IMAGES = "single_cell_images"

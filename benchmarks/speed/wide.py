@@ -9,8 +9,8 @@ import numpy as np
 from _compare import Row, interleaved, largest_difference
 from _scale import Scale
 
-from scbd._linear_maps import random_rotation
-from scbd.nn import InputTransform, _inputs
+from scbd._shared.linear_maps import random_rotation
+from scbd.nn import InputTransform, _input_transform
 
 # compounds and their wells, and as many components as a linear encoder keeps
 _LABELS, _REPLICATES, _COMPONENTS = 48, 3, 300
@@ -26,7 +26,7 @@ def fitted(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 def among_all_features(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """The same from covariances of all features."""
-    with mock.patch.object(_inputs, "span_of_rows", return_value=None):
+    with mock.patch.object(_input_transform, "span_of_rows", return_value=None):
         return fitted(features, labels)
 
 

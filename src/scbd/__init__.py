@@ -8,14 +8,14 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from scbd._lazy import lazy_names
+from scbd._shared.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from scbd import baselines, data, datasets, metrics, model, nn, pl
-    from scbd._compare import compare, evaluate
-    from scbd._cross_fit import cross_fit
-    from scbd._run import run
-    from scbd._select import check_assumption, select_alpha
+    from scbd import baselines, corrections, data, datasets, metrics, model, nn, pl
+    from scbd._workflows.compare import compare, evaluate
+    from scbd._workflows.cross_fit import cross_fit
+    from scbd._workflows.run import run
+    from scbd._workflows.select_alpha import check_assumption, select_alpha
     from scbd.model import SCBDModel
 
 __version__ = version("scbd")
@@ -24,6 +24,7 @@ __all__ = [
     "baselines",
     "check_assumption",
     "compare",
+    "corrections",
     "cross_fit",
     "data",
     "datasets",
@@ -38,12 +39,12 @@ __all__ = [
 
 _HOMES = {
     "SCBDModel": "scbd.model",
-    "run": "scbd._run",
-    "compare": "scbd._compare",
-    "evaluate": "scbd._compare",
-    "cross_fit": "scbd._cross_fit",
-    "check_assumption": "scbd._select",
-    "select_alpha": "scbd._select",
+    "run": "scbd._workflows.run",
+    "compare": "scbd._workflows.compare",
+    "evaluate": "scbd._workflows.compare",
+    "cross_fit": "scbd._workflows.cross_fit",
+    "check_assumption": "scbd._workflows.select_alpha",
+    "select_alpha": "scbd._workflows.select_alpha",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, {name: f"scbd.{name}" for name in __all__} | _HOMES)

@@ -95,8 +95,8 @@ class CellOptions:
         reported at once.
         """
         _check_paths(path)
-        from scbd._anndata import get_obs_column
-        from scbd._inspect import open_cells
+        from scbd._shared.labels import get_obs_column
+        from scbd._workflows.inspection import open_cells
 
         how: dict[str, Any] = {} if self.features is None else {"features": self.features}
         adata, where = open_cells(
@@ -220,7 +220,7 @@ def inspect(path: str, /, *, image_key: str = "single_cell_images") -> None:
         Key of the images in obsm.
     """
     _check_paths(path)
-    from scbd._inspect import describe_path
+    from scbd._workflows.inspection import describe_path
 
     print(describe_path(path, image_key=image_key))
 
@@ -244,7 +244,7 @@ def benchmark(
         Cells: a screen (.zarr) or an .h5ad of images or features, or a table of features.
     """
     job = cells.opened(path)
-    from scbd._speed import measure_speed
+    from scbd._workflows.speed import measure_speed
 
     print(f"\n{measure_speed(**job, model_kwargs=model.kwargs(), train_kwargs=training.kwargs())}")
 
@@ -463,7 +463,7 @@ def demo(
     seed
         Seed of all random numbers.
     """
-    from scbd._demo import demo_digits, demo_screen
+    from scbd._workflows.demo import demo_digits, demo_screen
 
     if what == "screen":
         _print_result(demo_screen(out, alpha=alpha, seed=seed, max_steps=max_steps), out)
@@ -576,7 +576,7 @@ def _signals_raised(tokens: Sequence[str]) -> Iterator[list[int]]:
             if not received:
                 raise
         if received:
-            from scbd._files import print_above_bar
+            from scbd._shared.progress import print_above_bar
 
             print_above_bar(_how_to_continue(tokens, received[0]))  # does not break a progress bar
     finally:
@@ -602,7 +602,7 @@ def _how_to_continue(tokens: Sequence[str], number: int) -> str:
 
 def _check_paths(*paths: str | Path) -> None:
     """Raise ``FileNotFoundError`` if a file or folder is missing; addresses (``://``) are not checked here."""
-    from scbd._files import existing_path
+    from scbd._shared.files import existing_path
 
     for path in paths:
         if "://" not in str(path):

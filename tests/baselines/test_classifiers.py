@@ -15,7 +15,7 @@ from scbd.baselines import CORALModel, DANNModel, ERMModel, FishModel, GroupDROM
 from scbd.baselines._batches import SingleEnvironmentSampler
 from scbd.baselines._classifiers import ClassifierOutputs, FishAdamW, GradientReversal
 from scbd.model import Losses
-from scbd.model._train import BestWeights
+from scbd.model._callbacks import BestWeights
 
 QUICK: dict[str, Any] = {"batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu", "lr": 3e-3}
 QUICK |= {"precision": "32-true"}

@@ -17,7 +17,7 @@ from scbd import pl
 from scbd.baselines import IVAEModel, MCVAEModel, VAEModel
 from scbd.baselines._batches import ControlPairedSampler, EndlessPermutation
 from scbd.baselines._latent import Gaussian, LatentDecoder, Posterior
-from scbd.model._contract import PreparedInputs, ReferenceBatches
+from scbd.model._interfaces import PreparedInputs, ReferenceBatches
 
 QUICK: dict[str, Any] = {"batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu", "lr": 1e-3}
 SETTINGS: dict[Any, dict[str, Any]] = {VAEModel: {}, IVAEModel: {}, MCVAEModel: {"control": "gene_0"}}

@@ -12,10 +12,10 @@ from conftest import IMAGE_KEY, make_cells, make_wells
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scbd._anndata import CROSS_SEPARATOR
+from scbd._shared.labels import CROSS_SEPARATOR
 from scbd.data import ArraySource, open_screen
 from scbd.data._fields import FeatureField, ImageField, LabelField, NumberField, match_features
-from scbd.data._inputs import InputLocation
+from scbd.data._input_location import InputLocation
 
 X = InputLocation(layer="X")
 

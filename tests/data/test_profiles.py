@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from paper.loaders import breinig2015
 from scbd import SCBDModel
-from scbd._anndata import check_dense
+from scbd._shared.numeric_tables import check_dense
 from scbd.data import read_profiles
 from scbd.data._profiles import Missing
 from scbd.datasets import cpjump1

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from scbd.data import ArraySource, Crops, read_crops, write_screen
-from scbd.data._readers import LMDBSource, _match_rows, parse_keys, read_lmdb_keys
+from scbd.data._lmdb import LMDBSource, parse_keys, read_lmdb_keys
+from scbd.data._readers import _match_rows
 
 KEY = "single_cell_images"
 N = 12

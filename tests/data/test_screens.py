@@ -18,9 +18,9 @@ import torch
 import zarr
 from anndata import AnnData
 from conftest import make_cells, make_plates, make_wells
+from helpers.crash_injection import WRITING, kill_until
 from hypothesis import given
 from hypothesis import strategies as st
-from killing import WRITING, kill_until
 from scipy import sparse
 from torch.nn import functional as F
 
@@ -35,8 +35,10 @@ from scbd.data import (
     write_screen,
 )
 from scbd.data import _screens as screens
-from scbd.data._inputs import image_source
-from scbd.data._screens import BlockStore, as_storable, estimate_intensity_range, percentiles_from_counts
+from scbd.data._block_store import BlockStore
+from scbd.data._input_location import image_source
+from scbd.data._intensity_range import estimate_intensity_range, percentiles_from_counts
+from scbd.data._storable import as_storable
 from scbd.metrics import aggregate
 
 IMAGES = "single_cell_images"

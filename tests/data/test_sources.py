@@ -20,19 +20,10 @@ from zarr.storage import MemoryStore
 
 from scbd.data import ArraySource, ZarrSource
 from scbd.data import _sources as sources
-from scbd.data._sources import (
-    FEATURES,
-    IMAGE_DTYPES,
-    ColumnSource,
-    HDF5Source,
-    digest_cells,
-    find_non_finite_rows,
-    map_in_threads,
-    memory_map_dataset,
-    open_h5,
-    prefetch,
-    select_columns,
-)
+from scbd.data import _zarr_source as zarr_source
+from scbd.data._hdf5_source import HDF5Source, memory_map_dataset, open_h5
+from scbd.data._prefetch import map_in_threads, prefetch
+from scbd.data._sources import FEATURES, IMAGE_DTYPES, ColumnSource, digest_cells, find_non_finite_rows, select_columns
 
 KEY = "obsm/single_cell_images"
 SHAPE = (23, 2, 4, 4)
@@ -232,7 +223,7 @@ def with_checksum(data: bytes) -> bytes:
 
 
 def test_far_more_files_than_are_kept_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources._ByteRangeReader, "_MOST", 2)
+    monkeypatch.setattr(zarr_source._ByteRangeReader, "_MOST", 2)
     source = ZarrSource(stored(tmp_path / "a.zarr", shards=2))
     for _ in range(2):
         np.testing.assert_array_equal(source.read(np.arange(23)[::-1]), IMAGES[::-1])
@@ -290,13 +281,13 @@ def test_targets_are_filled_however_little_a_call_reads(sizes, start, most):
         (Path(folder) / "file").write_bytes(data)
         patch.setattr(os, "preadv", lambda file, targets, offset: preadv(file, [targets[0][:most]], offset))
         targets = [bytearray(size) for size in sizes]
-        sources._ByteRangeReader(Path(folder)).read_into("file", start, [memoryview(target) for target in targets])
+        zarr_source._ByteRangeReader(Path(folder)).read_into("file", start, [memoryview(target) for target in targets])
         assert b"".join(targets) == data[start : start + sum(sizes)]
 
 
 def test_bytes_that_are_not_there(tmp_path):
     (tmp_path / "file").write_bytes(bytes(range(256)))
-    files = sources._ByteRangeReader(tmp_path)
+    files = zarr_source._ByteRangeReader(tmp_path)
     assert files.read("file", -6, 6) == bytes(range(250, 256)) and files.size("file") == 256
     for call in (
         lambda: files.read("file", 250, 10),

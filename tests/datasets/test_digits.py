@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from official import write_idx
+from helpers.dataset_files import write_idx
 
 from scbd.datasets import colored_digits, colored_mnist
 from scbd.datasets._digits import _MNIST, colorize, read_idx

@@ -116,7 +116,7 @@ def test_downloads_are_checked_and_licensed(tmp_path, monkeypatch):
         licences.append(licence)
         return tmp_path / name
 
-    monkeypatch.setattr(module, "fetch", fetch)
+    monkeypatch.setattr(module, "download_cached", fetch)
     assert len(corum()) == 4
     assert licences == ["CC-BY-NC 4.0"]
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import pdist, squareform
 
-from scbd.baselines import pixel_pca, standardize_by_environment
+from scbd.baselines import pixel_pca
+from scbd.corrections import standardize_by_environment
 from scbd.datasets import HARD_SCREEN, simulated_screen
 from scbd.datasets._simulated import (
     CHANNELS,

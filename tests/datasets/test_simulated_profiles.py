@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scbd._linear_maps import within_covariance
-from scbd.baselines import plda
+from scbd._shared.linear_maps import within_covariance
+from scbd.corrections import plda
 from scbd.datasets import simulated_profiles
 from scbd.metrics import replicate_retrieval
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from anndata import AnnData
-from blobs import blobs
+from helpers.feature_blobs import blobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import softmax

@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from anndata import AnnData
+from helpers.small_tables import funk_profiles, map_of_complexes
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import relationships as naive
 from sklearn.metrics import average_precision_score
-from small_tables import funk_profiles, map_of_complexes
 
 from scbd.datasets import gene_pairs, gene_sets
 from scbd.metrics import (

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from reference import retrieval as naive
 
-from scbd.baselines import standardize_by_environment
+from scbd.corrections import standardize_by_environment
 from scbd.datasets import cpjump1
 from scbd.metrics import replicate_retrieval, retrieval
 from scbd.metrics._retrieval import MIN_NEGATIVES_IN_ENVIRONMENTS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from small_models import QUICK, make_model
+from helpers.small_models import QUICK, make_model
 
 from scbd import SCBDModel
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import make_cells
-from small_models import QUICK, make_model
+from helpers.small_models import QUICK, make_model
 
 from scbd import SCBDModel
 from scbd.baselines import ERMModel, FishModel, VAEModel

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import make_cells, make_wells
-from small_models import QUICK, assert_same, make_model, weights
+from helpers.small_models import QUICK, assert_same, make_model, weights
 from torch import nn
 
 from scbd import SCBDModel

@@ -9,8 +9,8 @@ import pytest
 import scvi
 import torch
 from conftest import make_cells, make_wells
+from helpers.small_models import QUICK, PressCtrlC, make_model
 from lightning.pytorch.callbacks import Callback
-from small_models import QUICK, PressCtrlC, make_model
 
 from scbd import SCBDModel
 from scbd.data import ImageDataModule, Split

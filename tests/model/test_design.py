@@ -13,10 +13,10 @@ import pytest
 import torch
 from anndata import AnnData
 from conftest import make_cells, make_wells
+from helpers.small_models import QUICK
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
-from small_models import QUICK
 
 import scbd
 from scbd import SCBDModel

@@ -13,13 +13,13 @@ import pytest
 import torch
 from anndata import AnnData
 from conftest import IMAGE_KEY, contents, make_cells, make_wells
-from small_models import QUICK, PressCtrlC, make_model
+from helpers.small_models import QUICK, PressCtrlC, make_model
 from torch import nn
 
 from scbd import SCBDModel
 from scbd.baselines import ERMModel
 from scbd.data import write_screen
-from scbd.data._screens import BlockStore
+from scbd.data._block_store import BlockStore
 from scbd.metrics import aggregate, batch_probe
 from scbd.model._embed import keep_freed_memory
 
@@ -419,7 +419,7 @@ def test_inputs_in_other_units_are_told_of(changed, images):
 # pages that the system hands out for blocks that were freed before: by default, within, and after an error
 COUNT = """
 import resource, torch, scbd
-from scbd.model._embed import freed_memory_kept
+from scbd.model._embed import keep_freed_memory
 
 def pages():
     torch.empty(2**26, dtype=torch.uint8).fill_(0)
@@ -431,7 +431,7 @@ def pages():
 scbd.SCBDModel
 print(pages())
 try:
-    with freed_memory_kept(torch.device("cpu")):
+    with keep_freed_memory(torch.device("cpu")):
         print(pages())
         raise RuntimeError
 except RuntimeError:

@@ -11,14 +11,14 @@ import pytest
 import torch
 from anndata import AnnData
 from conftest import make_cells, make_wells
-from small_models import QUICK, make_model
+from helpers.small_models import QUICK, make_model
 from torch import nn
 
 import scbd
 from scbd import SCBDModel
 from scbd.metrics import label_probe
-from scbd.model._contract import ReferenceBatches
 from scbd.model._health import means_differ, measure_health
+from scbd.model._interfaces import ReferenceBatches
 from scbd.nn import Groups, Numbers
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import contents, make_cells
-from killing import killed_until, server
+from helpers.crash_injection import killed_until, server
 
 from scbd import SCBDModel
 from scbd.data import verify_screen

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from anndata import AnnData
 from conftest import IMAGE_KEY, make_cells, make_wells
-from small_models import QUICK, make_model
+from helpers.small_models import QUICK, make_model
 
 import scbd
 from scbd import SCBDModel

@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_models import QUICK, make_model
+from helpers.small_models import QUICK, make_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scbd
 from scbd import SCBDModel
-from scbd.model._contract import PreparedInputs, ReferenceBatches
+from scbd.model._interfaces import PreparedInputs, ReferenceBatches
 from scbd.nn import supervised_contrastive_loss
-from scbd.nn._contrastive import log_sum_exp, normalised_supervised_information
+from scbd.nn._contrastive import normalised_supervised_information
 from scbd.nn._encoders import on_sphere
+from scbd.nn._log_sum_exp import log_sum_exp
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
@@ -146,7 +147,7 @@ def test_the_two_losses_on_z_c_share_one_pass(monkeypatch):
         calls.append(args)
         return log_sum_exp(*args)
 
-    monkeypatch.setattr("scbd.nn._contrastive.log_sum_exp", counted)
+    monkeypatch.setattr("scbd.nn._log_sum_exp.log_sum_exp", counted)
     make_model().train(**QUICK | {"max_steps": 1}, train_size=1.0)
     # z_c, z_s, and z_c once more for its health after training
     assert len(calls) == 3

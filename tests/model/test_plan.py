@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_cells, make_wells
+from helpers.small_models import QUICK, PressCtrlC, assert_same, make_model, weights
 from lightning.pytorch.callbacks import Callback
-from small_models import QUICK, PressCtrlC, assert_same, make_model, weights
 from torch import nn
 from torch.nn import functional as F
 

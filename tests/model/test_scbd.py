@@ -12,15 +12,15 @@ import scvi
 import torch
 from anndata import AnnData
 from conftest import make_cells, make_wells
-from small_models import QUICK, assert_same, make_model, weights
+from helpers.small_models import QUICK, assert_same, make_model, weights
 
 import scbd
 from scbd import SCBDModel
-from scbd.baselines import standardize_by_environment
+from scbd.corrections import standardize_by_environment
 from scbd.data import open_screen
 from scbd.datasets import simulated_profiles
 from scbd.metrics import label_probe
-from scbd.model._contract import PreparedInputs
+from scbd.model._interfaces import PreparedInputs
 from scbd.nn import Numbers
 from scbd.nn._encoders import on_sphere
 

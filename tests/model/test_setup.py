@@ -10,7 +10,7 @@ import pytest
 import scvi
 import torch
 from conftest import make_cells, make_wells
-from small_models import QUICK, make_model
+from helpers.small_models import QUICK, make_model
 
 from scbd import SCBDModel
 from scbd.baselines import DANNModel, ERMModel, MCVAEModel, VAEModel

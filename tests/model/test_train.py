@@ -17,17 +17,18 @@ import pytest
 import scvi
 import torch
 from conftest import make_cells, make_wells
+from helpers.small_models import QUICK, PressCtrlC, Worsen, assert_same, make_model, weights
 from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from scvi.train import SaveCheckpoint
-from small_models import QUICK, PressCtrlC, Worsen, assert_same, make_model, weights
 
 from scbd import SCBDModel
 from scbd.baselines import ERMModel, FishModel, VAEModel
 from scbd.data import ArraySource, ImageDataModule, Split, open_screen, write_screen
 from scbd.model import TrainingDiverged
-from scbd.model._train import default_validation_interval, find_checkpoint
+from scbd.model._checkpoints import find_checkpoint
+from scbd.model._train import default_validation_interval
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 # runs of different lengths have the same rates
@@ -567,7 +568,7 @@ import os, sys
 sys.path[:0] = [{tests!r}]
 import torch
 torch.set_num_threads(1)
-from small_models import QUICK, make_model
+from helpers.small_models import QUICK, make_model
 
 save = torch.save
 

@@ -22,15 +22,9 @@ from scbd.nn import (
     log_normaliser,
     supervised_contrastive_loss,
 )
-from scbd.nn._contrastive import (
-    collapsed_loss,
-    log_sum_exp,
-    mean_over,
-    normalised_supervised_information,
-    pair_codes,
-    sum_over,
-    total_variance,
-)
+from scbd.nn._contrastive import collapsed_loss, mean_over, normalised_supervised_information, sum_over, total_variance
+from scbd.nn._groups import pair_codes
+from scbd.nn._log_sum_exp import log_sum_exp
 
 UNKNOWN: Any = "all"
 FORMS = ["listing", "formula", "mean", "mass"]
@@ -398,8 +392,8 @@ def test_any_tiling_equals_the_whole_matrix(tiling, split, seed):
     labels = torch.randint(0, 4, (n,), generator=torch.Generator().manual_seed(seed)) if split else None
     z = unit(n, 3, seed).requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scbd.nn._contrastive._TILE_SHAPE_BY_DEVICE", {"cpu": tile})
-        patch.setattr("scbd.nn._contrastive._CACHED_EXPONENTIALS_BYTES", kept)
+        patch.setattr("scbd.nn._log_sum_exp._TILE_SHAPE_BY_DEVICE", {"cpu": tile})
+        patch.setattr("scbd.nn._log_sum_exp._CACHED_EXPONENTIALS_BYTES", kept)
         ours = log_sum_exp(z, 0.1, labels)
         expected = masked_sums(z, 0.1, labels)
         weights = torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from known_answers import known_answers, put
+from helpers.known_answers import known_answers, put
 
 from scbd.nn import AdditiveDecoder
 from scbd.nn._decoders import Likelihood

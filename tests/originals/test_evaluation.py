@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from anndata import AnnData
-from known_answers import Known, known_answers
+from helpers.known_answers import Known, known_answers
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 

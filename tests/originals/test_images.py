@@ -7,7 +7,7 @@ import pytest
 import torch
 from anndata import AnnData
 from conftest import SHARED
-from known_answers import known_answers
+from helpers.known_answers import known_answers
 
 from scbd.data import resize_images
 from scbd.datasets import colored_mnist

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from known_answers import Known, known_answers
+from helpers.known_answers import Known, known_answers
 from torch import Tensor, nn
 
 from scbd.baselines._latent import Gaussian, LatentDecoder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from known_answers import known_answers
+from helpers.known_answers import known_answers
 
 from scbd.nn import invariance_loss, supervised_contrastive_loss
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from known_answers import Known, known_answers, put
+from helpers.known_answers import Known, known_answers, put
 from torch import Tensor, nn
 
 from scbd.baselines._latent import Gaussian, LatentDecoder, LatentPlan, MCVAEModule, Posterior
-from scbd.model._contract import PreparedInputs
+from scbd.model._interfaces import PreparedInputs
 from scbd.nn import Preprocess
 
 TOLERANCE: dict[str, Any] = {"rtol": 2e-6, "atol": 2e-6}

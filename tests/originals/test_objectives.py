@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from known_answers import Known, known_answers, put
+from helpers.known_answers import Known, known_answers, put
 from torch import Tensor, nn
 from torch.nn import functional as F
 

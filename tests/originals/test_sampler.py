@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from known_answers import known_answers
+from helpers.known_answers import known_answers
 
 from scbd.data import PerturbationSampler
 

@@ -9,7 +9,7 @@ import pytest
 import scvi
 import torch
 from conftest import make_cells
-from known_answers import Known, apart, known_answers, put
+from helpers.known_answers import Known, apart, known_answers, put
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader

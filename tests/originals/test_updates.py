@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from known_answers import Known, apart, known_answers, put
+from helpers.known_answers import Known, apart, known_answers, put
 from torch import Tensor, nn
 
 from scbd.baselines._classifiers import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from official import breinig2015_table, cpjump1_table
+from helpers.dataset_files import breinig2015_table, cpjump1_table
 
 from paper.datasets import DATASETS, breinig2015_fold, cpjump1_fold, simulated_screen_fold
 from scbd.datasets import simulated_screen

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from official import (
+from helpers.dataset_files import (
     breinig2015_table,
     camelyon17_table,
     cpjump1_table,
@@ -24,7 +24,7 @@ from official import (
     write_mnist,
     write_rxrx1,
 )
-from pictures import is_drawn
+from helpers.reference_images import is_drawn
 
 import paper
 from paper import picture_scores
@@ -35,7 +35,7 @@ from paper.runner import run_trials
 from paper.systems import parts_of
 from paper.trials import Trial
 from scbd import datasets
-from scbd.baselines._corrections import CORRECTIONS
+from scbd.corrections._correct import CORRECTIONS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:z_c has collapsed", "ignore:.*ConvergenceWarning", "ignore:Cells of equal"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from official import camelyon17_table, write_camelyon17, write_domains, write_rxrx1
+from helpers.dataset_files import camelyon17_table, write_camelyon17, write_domains, write_rxrx1
 from PIL import Image
 
 from paper import loaders

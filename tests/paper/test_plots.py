@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from readable import long_names, require_readable
+from helpers.figure_checks import long_names, require_readable
 
 from paper import plots
 

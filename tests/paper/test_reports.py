@@ -8,8 +8,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from markdown_tables import cells, rows_of
-from pictures import is_drawn
+from helpers.markdown_tables import cells, rows_of
+from helpers.reference_images import is_drawn
 
 from paper import plots
 from paper.grids.comparisons import lengths_report, rivals_report, screen_systems_report

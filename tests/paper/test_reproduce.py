@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from official import write_mnist
+from helpers.dataset_files import write_mnist
 
 import scbd
 from paper.datasets import DATASETS

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from official import cpjump1_table, write_domains
+from helpers.dataset_files import cpjump1_table, write_domains
 
 import scbd
 from paper import protocols, runner
@@ -306,7 +306,7 @@ def test_a_grid_that_could_not_end_does_not_begin(room, message, tmp_path, monke
     data = {"n_cells": 300, "n_complexes": 3, "genes_per_complex": 3, "n_wells": 4, "image_size": 16}
     small = Trial("batch correction", "simulated_screen", "pixel PCA", 0, data, {"n_components": 2})
     large = Trial("batch correction", "simulated_screen", "iVAE", 0, data, {"n_latent": 64})
-    monkeypatch.setattr(runner, "_memory", lambda: room.get("memory", 2**40))
+    monkeypatch.setattr(runner, "_total_memory", lambda: room.get("memory", 2**40))
     usage = SimpleNamespace(free=room.get("free", 2**40))
     monkeypatch.setattr(runner.shutil, "disk_usage", lambda path: usage if path.is_dir() else pytest.fail("no folder"))
     monkeypatch.setattr(runner, "run_trial", lambda *args, **kwargs: pytest.fail("a trial was run"))

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from anndata import AnnData
 from conftest import make_cells
-from known_answers import known_answers
-from official import breinig2015_table, cpjump1_table
+from helpers.dataset_files import breinig2015_table, cpjump1_table
+from helpers.known_answers import known_answers
 from sklearn.metrics import average_precision_score
 
 from paper.datasets import DATASETS

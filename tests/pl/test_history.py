@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from readable import require_readable_in_print
+from helpers.figure_checks import require_readable_in_print
 
 from scbd import pl
 

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from conftest import make_cells
-from readable import long_names, require_readable
+from helpers.figure_checks import long_names, require_readable
 
 from scbd import pl
 from scbd.pl._images import check_channels

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scbd.pl._looks import series_style, wrap_name
+from scbd.pl._style import series_style, wrap_name
 
 
 @pytest.mark.parametrize(

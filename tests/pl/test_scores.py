@@ -4,8 +4,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.figure_checks import long_names, require_readable_in_print
 from matplotlib.collections import PathCollection
-from readable import long_names, require_readable_in_print
 
 from scbd import pl
 

@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 import torch
 from anndata import AnnData
+from helpers.figure_checks import long_names, require_readable_in_print
 from matplotlib.colors import to_hex
-from readable import long_names, require_readable_in_print
 
 from scbd import pl
-from scbd.pl._looks import COLORS
+from scbd.pl._style import COLORS
 from scbd.pl._umap import compute_umap
 
 

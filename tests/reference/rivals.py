@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from small_tables import Plates
+    from helpers.small_tables import Plates
 
 
 def within(wells: Plates, fit: np.ndarray, weight: float, by_controls: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -37,7 +37,7 @@ from paper.scores import CHANCE
 from paper.systems import SYSTEMS, UNTRAINED
 from paper.trials import Trial
 from scbd import datasets
-from scbd._files import save_figure
+from scbd._shared.files import save_figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -47,7 +47,7 @@ from paper.reports import (
 from paper.systems import MODEL_SPACE, TRAINING_SPACE, UNTRAINED, settings_of
 from paper.trials import Trial
 from scbd import pl
-from scbd._files import save_figure
+from scbd._shared.files import save_figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -31,7 +31,7 @@ from paper.reports import (
     table,
 )
 from paper.trials import Trial
-from scbd._files import save_figure
+from scbd._shared.files import save_figure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

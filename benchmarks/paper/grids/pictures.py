@@ -34,7 +34,7 @@ from paper.reports import (
     table,
 )
 from paper.trials import Trial
-from scbd._files import save_figure
+from scbd._shared.files import save_figure
 from scbd.pl._images import draw_image
 
 if TYPE_CHECKING:

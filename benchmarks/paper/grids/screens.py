@@ -37,7 +37,7 @@ from paper.scores import curves_of
 from paper.systems import UNTRAINED
 from paper.trials import Trial
 from scbd import pl
-from scbd._files import save_figure
+from scbd._shared.files import save_figure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

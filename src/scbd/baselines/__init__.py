@@ -1,17 +1,6 @@
-"""Baseline models with the same interface as SCBD, and batch corrections of features and embeddings."""
+"""Baseline models with the same interface as SCBD, and principal components of pixels."""
 
 from scbd.baselines._classifiers import CORALModel, DANNModel, ERMModel, FishModel, GroupDROModel, IRMModel
-from scbd.baselines._corrections import (
-    combat,
-    correct,
-    harmony,
-    lda,
-    plda,
-    sphering,
-    standardize_by_environment,
-    tvn,
-    wccn,
-)
 from scbd.baselines._latent import IVAEModel, MCVAEModel, VAEModel
 from scbd.baselines._pixel_pca import pixel_pca
 
@@ -25,14 +14,5 @@ __all__ = [
     "IVAEModel",
     "MCVAEModel",
     "VAEModel",
-    "combat",
-    "correct",
-    "harmony",
-    "lda",
     "pixel_pca",
-    "plda",
-    "sphering",
-    "standardize_by_environment",
-    "tvn",
-    "wccn",
 ]

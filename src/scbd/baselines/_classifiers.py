@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scbd._anndata import E_REGISTRY, Y_REGISTRY
-from scbd._checks import check_count, check_number
+from scbd._shared.checks import check_count, check_number
+from scbd._shared.keys import E_REGISTRY, Y_REGISTRY
 from scbd.baselines._batches import (
     EnvironmentBalancedBatches,
     ShuffledBatches,
@@ -24,7 +24,7 @@ from scbd.baselines._batches import (
     SingleEnvironmentSampler,
 )
 from scbd.model._base import ImageModel
-from scbd.model._contract import EmbeddingModule, Losses
+from scbd.model._interfaces import EmbeddingModule, Losses
 from scbd.model._plan import TrainingPlan
 from scbd.nn._distributed import gather_rows
 from scbd.nn._encoders import Encoder
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from scbd.nn._encoders import Norm
-    from scbd.nn._inputs import FeatureScaling, InputTransform, Preprocess
+    from scbd.nn._feature_scaling import FeatureScaling
+    from scbd.nn._image_preprocessing import Preprocess
+    from scbd.nn._input_transform import InputTransform
 
 
 class ClassifierOutputs(NamedTuple):

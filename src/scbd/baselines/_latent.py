@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scbd._anndata import CROSS_SEPARATOR, E_REGISTRY, Y_REGISTRY
-from scbd._checks import check_choice, check_count, format_count, inflect, join_first
+from scbd._shared.checks import check_choice, check_count, format_count, inflect, join_first
+from scbd._shared.keys import E_REGISTRY, Y_REGISTRY
+from scbd._shared.labels import CROSS_SEPARATOR
 from scbd.baselines._batches import ControlPairedBatches, ShuffledBatches
 from scbd.model._base import ImageModel
-from scbd.model._contract import EmbeddingModule, Losses, PreparedInputs
+from scbd.model._decoding import PictureMixin
 from scbd.model._embed import row_numbers
-from scbd.model._pictures import PictureMixin
+from scbd.model._interfaces import EmbeddingModule, Losses, PreparedInputs
 from scbd.model._plan import TrainingPlan
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
     from scbd.data._loading import ImageDataModule
     from scbd.nn._encoders import Representation
-    from scbd.nn._inputs import FeatureScaling, Preprocess
+    from scbd.nn._feature_scaling import FeatureScaling
+    from scbd.nn._image_preprocessing import Preprocess
 
 # gradient norm above which a step is skipped, and norm to which longer gradients are clipped (Child, 2021)
 _SKIP_GRADIENT_NORM, _CLIP_GRADIENT_NORM = 1e12, 1e6

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scbd._anndata import IMAGE_KEY
-from scbd.baselines._corrections import selected_rows
-from scbd.data._inputs import InputLocation
+from scbd._shared.keys import IMAGE_KEY
+from scbd.corrections._tables import selected_rows
+from scbd.data._input_location import InputLocation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

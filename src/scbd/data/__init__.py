@@ -6,7 +6,7 @@ not import torch, Lightning or scvi-tools, and inspecting tables and folders of 
 
 from typing import TYPE_CHECKING
 
-from scbd._lazy import lazy_names
+from scbd._shared.lazy import lazy_names
 
 if TYPE_CHECKING:
     from scbd.data._crop_cells import crop_cells
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from scbd.data._readers import Crops, read_crops
     from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler
     from scbd.data._screens import open_embedding, open_screen, verify_screen, write_screen
-    from scbd.data._sources import ArraySource, ImageSource, ZarrSource
+    from scbd.data._sources import ArraySource, ImageSource
     from scbd.data._splits import Split, hold_out_environments, hold_out_perturbations, stratified_split
+    from scbd.data._zarr_source import ZarrSource
 
 __all__ = [
     "ArraySource",
@@ -52,7 +53,8 @@ _MODULES = {
     "_readers": ["Crops", "read_crops"],
     "_samplers": ["BatchSampler", "PerturbationSampler", "ShuffleSampler"],
     "_screens": ["open_embedding", "open_screen", "verify_screen", "write_screen"],
-    "_sources": ["ArraySource", "ImageSource", "ZarrSource"],
+    "_sources": ["ArraySource", "ImageSource"],
+    "_zarr_source": ["ZarrSource"],
     "_splits": ["Split", "hold_out_environments", "hold_out_perturbations", "stratified_split"],
 }
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 import numpy as np
 import pandas as pd
 
-from scbd._checks import check_choice, check_count, check_unmasked, inflect, join_first, missing_key_message
-from scbd.data._inputs import default_channel_names, resolve_channels
+from scbd._shared.checks import check_choice, check_count, check_unmasked, inflect, join_first, missing_key_message
+from scbd.data._channels import default_channel_names, resolve_channels
 from scbd.data._readers import Crops
 from scbd.data._sources import allocate_output, check_images, has_channels_last
 
 if TYPE_CHECKING:
-    from scbd.data._inputs import Channels
+    from scbd.data._channels import Channels
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,12 @@ import rich.table
 import torch
 from scvi.data.fields import BaseAnnDataField
 
-from scbd._anndata import CROSS_SEPARATOR, Y_REGISTRY, as_columns, encode_labels, label_values, read_numeric_column
-from scbd._checks import format_count, inflect, join_first
-from scbd.data._inputs import InputLocation, channel_names, check_images_match_registered, log_excluded_masks
+from scbd._shared.checks import format_count, inflect, join_first
+from scbd._shared.keys import Y_REGISTRY
+from scbd._shared.labels import CROSS_SEPARATOR, as_columns, encode_labels, label_values
+from scbd._shared.numeric_tables import read_numeric_column
+from scbd.data._channels import channel_names, check_images_match_registered, log_excluded_masks
+from scbd.data._input_location import InputLocation
 from scbd.data._sources import ColumnSource, find_non_finite_rows
 
 if TYPE_CHECKING:
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
-    from scbd.data._inputs import Channels
+    from scbd.data._channels import Channels
     from scbd.data._sources import ImageSource
 
 # _IMAGES: number of cells whose pixels are checked if images are not in memory.

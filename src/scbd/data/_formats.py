@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._files import check_file, existing_path, local_path
+from scbd._shared.files import check_file, existing_path, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from scbd._checks import inflect, join_first, size_after_resizing
-from scbd._files import check_file, local_path, progress_bar
+from scbd._shared.checks import inflect, join_first, size_after_resizing
+from scbd._shared.files import check_file, local_path
+from scbd._shared.progress import progress_bar
 from scbd.data._sources import IMAGE_DTYPES, allocate_output, as_row_numbers, check_images
 
 if TYPE_CHECKING:

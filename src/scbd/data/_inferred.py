@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._anndata import as_columns, check_anndata, check_control_labels, label_text, label_values
-from scbd._checks import check_count, check_unmasked, format_count, join_first
-from scbd._linear_maps import relative_rounding_error
-from scbd.data._inputs import InputLocation
+from scbd._shared.checks import check_count, check_unmasked, format_count, join_first
+from scbd._shared.labels import as_columns, check_anndata, check_control_labels, label_text, label_values
+from scbd._shared.linear_maps import relative_rounding_error
+from scbd.data._input_location import InputLocation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from sklearn.mixture import GaussianMixture
 
-    from scbd.data._inputs import Channels
+    from scbd.data._channels import Channels
     from scbd.data._sources import ImageSource
 
 INFERRED = "inferred_environment"

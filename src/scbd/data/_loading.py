@@ -11,15 +11,16 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from scbd._checks import check_choice, size_after_resizing
+from scbd._shared.checks import check_choice, size_after_resizing
+from scbd.data._prefetch import prefetch
 from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler, are_rows_mixed, bin_ranks
-from scbd.data._sources import ArraySource, count_rows, prefetch
+from scbd.data._sources import ArraySource, count_rows
 from scbd.data._splits import draw_matched_training_rows
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
-    from scbd._checks import ImageSize
+    from scbd._shared.checks import ImageSize
     from scbd.data._sources import ImageSource
     from scbd.data._splits import Split
 

@@ -14,9 +14,10 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import infer_dtype
 
-from scbd._anndata import is_number_dtype, label_text, parse_numbers
-from scbd._checks import check_choice, format_count, inflect, join_first
-from scbd._files import check_plates_distinct, local_path
+from scbd._shared.checks import check_choice, format_count, inflect, join_first
+from scbd._shared.files import check_plates_distinct, local_path
+from scbd._shared.labels import label_text
+from scbd._shared.numeric_tables import is_number_dtype, parse_numbers
 from scbd.data._formats import (
     SOURCE_COLUMN,
     describe_reader,
@@ -25,7 +26,7 @@ from scbd.data._formats import (
     read_table_file,
     unique_file_names,
 )
-from scbd.data._sources import open_h5
+from scbd.data._hdf5_source import open_h5
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

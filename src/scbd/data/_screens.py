@@ -5,20 +5,16 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import logging
 import math
 import os
 import shutil
 import tempfile
 import warnings
-from contextlib import ExitStack, closing, nullcontext, suppress
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
-from glob import escape as glob_escape
-from itertools import count
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
-from uuid import uuid4
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import h5py
 import numpy as np
@@ -26,12 +22,17 @@ import pandas as pd
 import zarr
 from anndata import AnnData
 from anndata.utils import make_index_unique
-from pandas.api.types import infer_dtype, is_bool_dtype, is_integer_dtype, is_numeric_dtype
 
-from scbd._anndata import IMAGE_KEY, as_columns, label_text, label_values
-from scbd._checks import check_choice, format_count, inflect, join_first, size_after_resizing
-from scbd._files import check_plates_distinct, local_path, partial_path, progress_bar
+from scbd._shared.checks import check_choice, format_count, inflect, join_first, size_after_resizing
+from scbd._shared.files import check_plates_distinct, local_path, partial_path
+from scbd._shared.keys import IMAGE_KEY
+from scbd._shared.labels import as_columns, label_values
+from scbd._shared.progress import progress_bar
+from scbd.data._block_store import COMPRESSION_LEVELS, BlockStore, block_arrays, block_file, digest_of_tables
 from scbd.data._formats import SOURCE_COLUMN, unique_file_names
+from scbd.data._hdf5_source import memory_map_dataset
+from scbd.data._intensity_range import check_finite, output_intensity_range
+from scbd.data._prefetch import map_in_threads
 from scbd.data._readers import (
     Crops,
     channel_table,
@@ -42,36 +43,24 @@ from scbd.data._readers import (
     read_tables,
     select_channels,
 )
-from scbd.data._sources import (
-    FEATURES,
-    IMAGE_DTYPES,
-    STORE_KEY,
-    ArraySource,
-    ZarrSource,
-    digest_cells,
-    map_in_threads,
-    memory_map_dataset,
-)
+from scbd.data._sources import FEATURES, IMAGE_DTYPES, STORE_KEY, ArraySource, digest_cells
+from scbd.data._storable import as_storable, stored_names
+from scbd.data._zarr_source import ZarrSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from zarr.abc.store import Store
 
-    from scbd._checks import ImageSize
-    from scbd.data._inputs import Channels
+    from scbd._shared.checks import ImageSize
+    from scbd.data._channels import Channels
 
     Plate: TypeAlias = Crops | AnnData | str | os.PathLike[str]
-
-logger = logging.getLogger(__name__)
 
 # number of bytes in a block of rows, which is written at once as one file of the store
 _BLOCK_BYTES = 64 * 2**20
 # number of bytes of images that are read and converted at once: few enough for the caches of the CPU and for memory
 _CONVERTED_BYTES = 8 * 2**20
-# compression levels: high, because a screen is written once and read many times, and reading is nearly as fast as at
-# low levels
-_COMPRESSION_LEVELS: dict[str, int] = {"lz4": 5, "zstd": 3}
 
 
 def open_screen(
@@ -211,7 +200,7 @@ def open_embedding(path: str | os.PathLike[str]) -> AnnData:
     (240, 64)
     """
     group = open_store(path)
-    arrays = _block_arrays(group)
+    arrays = block_arrays(group)
     parts = read_tables(group, *arrays)
     read = {key: ZarrSource(array, f"obsm[{key!r}]", FEATURES).read(slice(None)) for key, array in arrays.items()}
     return AnnData(**parts | {"obsm": parts["obsm"] | read})
@@ -241,16 +230,16 @@ def verify_screen(path: str | os.PathLike[str]) -> None:
     path = local_path(path)
     group = open_store(path)
     said: Any = group.attrs.get(STORE_KEY)
-    arrays = _block_arrays(group, fast=True)
+    arrays = block_arrays(group, fast=True)
     if said is None or not arrays:
         msg = f"{path} has no checksums: scbd verifies what write_screen and embed_to have written."
         raise ValueError(msg)
-    wrong = [] if _digest_of_tables(path, arrays) == said["tables"] else ["its tables are not what was written"]
+    wrong = [] if digest_of_tables(path, arrays) == said["tables"] else ["its tables are not what was written"]
     with progress_bar("Verifying", sum(array.shape[0] for array in arrays.values())) as bar:
         for array in arrays.values():
             size = (array.shards or array.chunks)[0]
             for block, start in enumerate(range(0, array.shape[0], size)):
-                file, stop = path / _block_file(array, block), min(start + size, array.shape[0])
+                file, stop = path / block_file(array, block), min(start + size, array.shape[0])
                 try:
                     if not file.exists():
                         wrong.append(f"{file} is missing, with rows {start} to {stop - 1}")
@@ -358,7 +347,7 @@ def write_screen(
     if path.exists():
         msg = f"{path} is there: give another path, or remove it."
         raise FileExistsError(msg)
-    check_choice("compression", compression, (*_COMPRESSION_LEVELS, None))
+    check_choice("compression", compression, (*COMPRESSION_LEVELS, None))
     given = [plates] if isinstance(plates, (Crops, AnnData, str, os.PathLike)) else list(plates)
     if not given:
         msg = "There is no plate to write: give at least one."
@@ -380,7 +369,7 @@ def write_screen(
         _check_space(path, n_bytes)
     with ExitStack() as stack:
         crops = [_copy_if_chunked(plate, path.parent, stack) for plate in crops]
-        scale = _output_intensity_range(crops, kind, intensity_range, seed)
+        scale = output_intensity_range(crops, kind, intensity_range, seed)
         plan = ScreenPlan(crops, order, shape, kind, size, scale)
         var = as_storable(channel_table(crops[0].channels), "var")
         uns = {} if scale is None else {STORE_KEY: {"intensity_range": scale}}
@@ -599,32 +588,6 @@ class ScreenPlan:
         return digest.hexdigest()
 
 
-def check_finite(images: np.ndarray, plate: Crops, rows: np.ndarray) -> None:
-    """Raise if images have NaN or infinite pixels.
-
-    Parameters
-    ----------
-    images
-        Images ``(N, C, H, W)``.
-    plate
-        Plate of the images, for the message.
-    rows
-        Row numbers of the images in the plate, for the message.
-
-    Raises
-    ------
-    ValueError
-        If an image has NaN or infinite pixels. The message names the rows and cells.
-    """
-    if images.dtype.kind != "f":
-        return
-    bad = rows[~np.isfinite(images).all(axis=(1, 2, 3))]
-    if bad.size:
-        names = join_first(f"row {row} ({plate.obs.index[row]})" for row in bad)
-        msg = f"{plate.name} has NaN or infinite pixels as {images.dtype}: {names}. Drop these cells or repair them."
-        raise ValueError(msg)
-
-
 def _sort_and_shuffle(
     plates: Sequence[Crops], y_key: str | Sequence[str], seed: int
 ) -> tuple[pd.DataFrame, np.ndarray]:
@@ -685,457 +648,3 @@ def _add_source_column(obs: pd.DataFrame, plates: Sequence[Crops]) -> pd.DataFra
     for number, name in names.items():
         column[plate_of == number] = name
     return obs.assign(**{SOURCE_COLUMN: column})
-
-
-# number of random crops whose intensities are sampled
-_N_SAMPLED_CROPS = 2048
-# percentiles of the intensities that become the lowest and the highest value of an integer dtype
-_PERCENTILES = (0.1, 99.9)
-# number of bytes of crops that are read at once
-_PART_BYTES = 32 * 2**20
-# number of pixels per channel that are counted at once
-_COUNT_BLOCK_PIXELS = 2**20
-# number of random pixels per crop of floats, whose values are too many for a histogram
-_N_PIXELS_PER_CROP = 1024
-
-
-def _output_intensity_range(
-    plates: Sequence[Crops], dtype: np.dtype, intensity_range: Any, seed: int
-) -> np.ndarray | None:
-    """Return the lowest and the highest intensity of each channel, ``(C, 2)``, or `None` if intensities are not scaled.
-
-    If they are estimated from the plates, a log line states them.
-    """
-    n_channels, stored = plates[0].images.shape[1], plates[0].images.dtype
-    if dtype.kind == "f" or dtype == stored:
-        return None
-    if intensity_range is None:
-        found = estimate_intensity_range(plates, seed)
-        told = (f"{name} {low:g} to {high:g}" for name, (low, high) in zip(plates[0].channels, found, strict=True))
-        logger.info(
-            "%s holds these intensities, and what is beyond is cut off (intensity_range): %s.",
-            dtype,
-            join_first(told, 8),
-        )
-    else:
-        found = np.asarray(intensity_range, dtype=np.float32)
-    return np.array(np.broadcast_to(found, (n_channels, 2)))
-
-
-def estimate_intensity_range(plates: Sequence[Crops], seed: int) -> np.ndarray:
-    """Estimate the 0.1 and 99.9 % percentiles of the intensities of each channel, float32 ``(C, 2)``.
-
-    Images of integers use all pixels of about 2,048 random crops. Images of floats use 1,024 random pixels of each of
-    these crops. If both percentiles of a channel are equal, the upper value is set to the lower value plus 1.
-
-    Parameters
-    ----------
-    plates
-        Crops, all of one dtype.
-    seed
-        Seed of the random sample.
-
-    Raises
-    ------
-    ValueError
-        If a crop of the sample has NaN or infinite pixels (the message names it).
-    """
-    rng = np.random.default_rng(seed)
-    of_pixels = rng.spawn(1)[0]
-    total = sum(len(plate.obs) for plate in plates)
-    n_channels, dtype = plates[0].images.shape[1], plates[0].images.dtype
-    counts = np.zeros((n_channels, 0 if dtype.kind == "f" else 2 ** (8 * dtype.itemsize)), np.int64)
-    values = []
-    for plate in plates:
-        n, *image = plate.images.shape
-        rows = np.sort(rng.choice(n, min(n, -(-_N_SAMPLED_CROPS * n // total)), replace=False))
-        step = max(1, _PART_BYTES // (math.prod(image) * dtype.itemsize))
-        for part in (rows[start : start + step] for start in range(0, len(rows), step)):
-            images = plate.images.read(part)
-            check_finite(images, plate, part)
-            pixels = images.reshape(*images.shape[:2], -1)
-            if dtype.kind == "f":
-                values.append(np.moveaxis(_sample_pixels(pixels, of_pixels), 1, 0).reshape(n_channels, -1))
-            else:
-                _add_to_histogram(pixels, counts)
-    if values:
-        found = np.percentile(np.concatenate(values, axis=1), _PERCENTILES, axis=1)
-    else:
-        found = percentiles_from_counts(counts, _PERCENTILES)
-    low, high = found.astype(np.float32)
-    return np.stack([low, np.where(high > low, high, low + 1)], axis=1)
-
-
-def percentiles_from_counts(counts: np.ndarray, percentiles: Sequence[float]) -> np.ndarray:
-    """Compute percentiles from histograms, float64 ``(P, C)``, equal to ``np.percentile`` of the counted numbers.
-
-    Parameters
-    ----------
-    counts
-        Histogram of each channel, ``(C, K)``: ``counts[c, k]`` is how often the number ``k`` occurs in channel ``c``.
-        All channels have the same total.
-    percentiles
-        P percentiles, from 0 to 100.
-    """
-    places = np.asarray(percentiles) / 100 * (counts[0].sum() - 1)
-    upto = counts.cumsum(axis=1)
-    below, above = (
-        np.stack([np.searchsorted(channel, ranks, side="right") for channel in upto], axis=1)
-        for ranks in (np.floor(places), np.ceil(places))
-    )
-    return below + (above - below) * (places % 1)[:, None]
-
-
-def _sample_pixels(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return 1,024 random pixels of each crop, at the same positions in all channels of the crop.
-
-    Positions are drawn with replacement. Crops of at most 1,024 pixels are returned whole.
-    """
-    n, _, size = pixels.shape
-    return (
-        pixels
-        if size <= _N_PIXELS_PER_CROP
-        else np.take_along_axis(pixels, rng.integers(size, size=(n, 1, _N_PIXELS_PER_CROP)), axis=2)
-    )
-
-
-def _add_to_histogram(pixels: np.ndarray, counts: np.ndarray) -> None:
-    """Add the histogram of pixels ``(N, C, number of pixels)`` to ``counts`` in place."""
-    step = max(1, _COUNT_BLOCK_PIXELS // pixels.shape[2])
-    for start in range(0, len(pixels), step):
-        for channel, of_channel in enumerate(counts):
-            of_channel += np.bincount(pixels[start : start + step, channel].ravel(), minlength=len(of_channel))
-
-
-class BlockStore:
-    """AnnData in Zarr whose large arrays are written block by block, and can be continued after a kill.
-
-    While the store is incomplete, it lies in a folder next to its final path (:func:`~scbd._files.partial_path`). This
-    folder has a marker file for each block that is on disk. Blocks without a marker are written again. Several
-    processes may write different blocks.
-
-    Parameters
-    ----------
-    path
-        Final path of the store.
-    tables
-        Other content of the store, by slot: ``obs`` and others. Tables must be :func:`as_storable`.
-    arrays
-        Shape and dtype of each array of ``obsm``, by key. All arrays have the same number of rows.
-    block_size
-        Number of rows per block. Each array stores a block as one file.
-    digest
-        Digest of all that determines the content. An incomplete store is continued only if it has the same digest.
-    by_row
-        True makes each row a chunk of its own, which can be read alone. False makes each block one chunk.
-    compression
-        ``"lz4"``, ``"zstd"`` or `None`.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        tables: Mapping[str, Any],
-        arrays: Mapping[str, tuple[tuple[int, ...], np.dtype]],
-        block_size: int,
-        digest: str,
-        *,
-        by_row: bool = False,
-        compression: str | None = None,
-    ) -> None:
-        self._path, self._partial = path, partial_path(path)
-        self._tables, self._arrays, self._n = tables, arrays, len(tables["obs"])
-        self._block_size = min(block_size, self._n)
-        self._digest = f"{digest} {self._block_size} {compression}"
-        self._by_row, self._compression = by_row, compression
-        self._turn = Lock()
-        self._n_blocks = -(-self._n // self._block_size)
-
-    def rows(self, block: int) -> slice:
-        """Return the rows of a block."""
-        return slice(block * self._block_size, min((block + 1) * self._block_size, self._n))
-
-    def begin(self) -> np.ndarray:
-        """Write the tables, unless an earlier run did, and return which blocks are on disk, boolean ``(n_blocks,)``.
-
-        Raises
-        ------
-        FileExistsError
-            If there is a store with other content at the final path.
-        ValueError
-            If the folder for the incomplete store holds the beginning of a store with other content.
-        """
-        if self._path.exists():
-            if _read_store_attributes(self._path).get("digest") != self._digest:
-                msg = f"{self._path} is there: give another path, or remove it."
-                raise FileExistsError(msg)
-            return np.ones(self._n_blocks, dtype=bool)
-        store = self._partial / "store"
-        if not store.exists():
-            shutil.rmtree(self._partial, ignore_errors=True)
-            # use a unique name first, since another process may begin at the same time
-            own = self._partial.with_name(f"{self._partial.name}.{uuid4().hex}")
-            try:
-                (own / "done").mkdir(parents=True)
-                self._write_header(own / "store")
-                with suppress(FileExistsError, OSError):
-                    os.rename(own, self._partial)
-            finally:
-                shutil.rmtree(own, ignore_errors=True)
-        if _read_store_attributes(store).get("digest") != self._digest:
-            msg = (
-                f"{self._partial} is the beginning of something else (other cells, order or settings): remove it to "
-                "begin again, or write to another path."
-            )
-            raise ValueError(msg)
-        self._open = _block_arrays(zarr.open_group(store, mode="r+", zarr_format=3), fast=True)
-        return self.done()
-
-    def write(self, block: int, values: Mapping[str, np.ndarray]) -> None:
-        """Write the rows of a block; once this method returns, the block survives a kill of the process."""
-        for key, array in self._open.items():
-            file = self._partial / "store" / _block_file(array, block)
-            file.unlink(missing_ok=True)  # an interrupted write may have left a part of it
-            with self._turn:  # one block at a time: it occupies all cores, so that several would only take more memory
-                array[self.rows(block)] = values[key]
-            with file.open("rb+") as written:
-                os.fsync(written.fileno())
-        (self._partial / "done" / str(block)).touch()
-
-    def done(self) -> np.ndarray:
-        """Return which blocks are on disk, boolean ``(n_blocks,)``."""
-        return np.array([(self._partial / "done" / str(block)).exists() for block in range(self._n_blocks)])
-
-    def finish(self) -> bool:
-        """Move the store to its final path if all blocks are on disk.
-
-        Returns
-        -------
-        True if the store is complete.
-        """
-        if self._path.exists():
-            return True
-        if not self.done().all():
-            return False
-        with suppress(FileNotFoundError):  # another process has moved it
-            os.rename(self._partial / "store", self._path)
-        shutil.rmtree(self._partial, ignore_errors=True)
-        for left in self._partial.parent.glob(f"{glob_escape(self._partial.name)}.*"):  # left by a kill in begin
-            shutil.rmtree(left, ignore_errors=True)
-        return True
-
-    def _write_header(self, store: Path) -> None:
-        """Write the tables and create the arrays, without their values, and record the digests as attributes."""
-        from anndata.io import write_elem
-        from zarr.codecs import BloscCodec, Crc32cCodec
-
-        group = zarr.open_group(store, mode="w", zarr_format=3)
-        with warnings.catch_warnings():
-            # anndata warns that a later version will store tables in another way; scbd reads both
-            warnings.filterwarnings("ignore", "zarr v3 autosharding", UserWarning)
-            for slot, table in {**self._tables, "obsm": {}}.items():
-                write_elem(group, slot, table)
-        group.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
-        compressors: list[Any] = [Crc32cCodec()]
-        if self._compression is not None:
-            level = _COMPRESSION_LEVELS[self._compression]
-            compressors.insert(0, BloscCodec(cname=self._compression, clevel=level, shuffle="shuffle"))  # type: ignore[arg-type]
-        for key, (shape, dtype) in self._arrays.items():
-            block = (self._block_size, *shape[1:])
-            group.create_array(
-                f"obsm/{key}",
-                shape=shape,
-                dtype=dtype,
-                chunks=(1, *shape[1:]) if self._by_row else block,
-                shards=block if self._by_row else None,
-                compressors=compressors,
-                filters=None,
-                # Zarr does not store a chunk that holds only the fill value. No image has this value everywhere, so
-                # that all chunks are stored.
-                fill_value=165 if dtype.kind == "u" else np.nan,
-                attributes={"encoding-type": "array", "encoding-version": "0.2.0", STORE_KEY: True},
-            )
-        tables = _digest_of_tables(store, _block_arrays(group))
-        group.attrs[STORE_KEY] = {"digest": self._digest, "tables": tables}
-
-
-def _block_arrays(group: Any, *, fast: bool = False) -> dict[str, zarr.Array]:
-    """Return the arrays in ``obsm`` that scbd has written in blocks, by key.
-
-    Parameters
-    ----------
-    group
-        AnnData in Zarr. For an AnnData in HDF5, the result is empty.
-    fast
-        Use the zarrs library in place of Zarr's own codecs. It writes and verifies about eight times as many chunks per
-        second.
-    """
-    if not isinstance(group, zarr.Group) or "obsm" not in group:
-        return {}
-    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}) if fast else nullcontext():
-        arrays = cast("zarr.Group", group["obsm"]).arrays()
-        return {key: array for key, array in sorted(arrays) if STORE_KEY in array.attrs}
-
-
-def _block_file(array: zarr.Array, block: int) -> str:
-    """Return the path of the file of a block, relative to its store."""
-    return f"{array.path}/{array.metadata.encode_chunk_key((block, *(0 for _ in array.shape[1:])))}"
-
-
-def _read_store_attributes(store: Path) -> dict[str, Any]:
-    """Return the attributes with which scbd marks a store that it writes.
-
-    The dictionary is empty if there is no store, or if scbd has not written it.
-    """
-    with suppress(FileNotFoundError, NotADirectoryError, ValueError):
-        said: Any = zarr.open_group(store, mode="r", zarr_format=3).attrs.get(STORE_KEY, {})
-        return said
-    return {}
-
-
-def _digest_of_tables(store: Path, arrays: Mapping[str, zarr.Array]) -> str:
-    """Compute the SHA-256 of all files of a store that do not belong to blocks.
-
-    The root ``zarr.json`` is excluded, because the digest is recorded in it.
-    """
-    digest = hashlib.sha256()
-    blocks = tuple(f"{array.path}/c/" for array in arrays.values())
-    for file in sorted(file for file in store.rglob("*") if file.is_file()):
-        name = file.relative_to(store).as_posix()
-        if name != "zarr.json" and not name.startswith(blocks):
-            digest.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}".encode())
-    return digest.hexdigest()
-
-
-# kinds of objects, named as in pandas, whose categories a store may be able to hold
-_STORABLE_KINDS = ("string", "bytes", "boolean", "integer", "floating", "mixed-integer-float", "empty")
-
-
-# names that a column cannot have in a store; a name with a "/" cannot be used either, since it would make a folder
-_RESERVED = ("", ".", "..", "_index")
-
-
-def as_storable(table: pd.DataFrame, slot: str = "obs") -> pd.DataFrame:
-    """Convert a table to types and column names that a store can hold.
-
-    - Columns of numbers, truth values or text, and of categories of these, keep their values.
-    - Columns of dates, intervals, mixed values and the like become categories of text. The text is the same as that of
-      labels (:func:`~scbd._anndata.label_values`), so that a model finds the labels that it was set up with.
-    - Columns with a name that no store can hold, such as a name with a ``/``, get another name (:func:`stored_names`).
-      A log line names them.
-
-    The given table does not change. It is returned itself if there is nothing to convert.
-
-    Parameters
-    ----------
-    table
-        Table of the cells.
-    slot
-        Name of the table in messages.
-
-    Raises
-    ------
-    ValueError
-        If two columns have the same name, a name is not text, or a column holds values that cannot be written as text
-        (the message names the column).
-    """
-    if numbers := [name for name in table.columns if not isinstance(name, str)]:
-        msg = f"{slot} has columns whose names are not text ({join_first(numbers)}): use {slot}.columns.astype(str)."
-        raise ValueError(msg)
-    names = table.columns
-    if not names.is_unique:
-        msg = f"{slot} has several columns named {names[names.duplicated()][0]!r}: rename or drop all but one."
-        raise ValueError(msg)
-    columns = {name: (values, _storable_column(values, f"{slot}[{name!r}]")) for name, values in table.items()}
-    others = stored_names(names)
-    if not others and all(held is values for values, held in columns.values()):
-        return table
-    if others:
-        pairs = join_first(f"{name!r} as {other!r}" for name, other in others.items())
-        logger.info("%s: columns whose names a file cannot hold are stored under others: %s.", slot, pairs)
-    # build a new frame, since a view would write to the given table; from arrays, since names of rows may be repeated
-    held = {others.get(name, name): values.array for name, (_, values) in columns.items()}
-    return pd.DataFrame(held, index=pd.Index(table.index))
-
-
-def stored_names(names: Iterable[str]) -> dict[str, str]:
-    """Return another name for each column whose own name no store can hold, such as ``a_b`` for ``a/b``."""
-    taken, found = set(names), {}
-    for name in names:
-        if "/" not in name and name not in _RESERVED:
-            continue
-        plain = name.replace("/", "_")
-        plain = f"column{plain}" if plain in _RESERVED else plain
-        found[name] = next(other for n in count(1) if (other := plain if n == 1 else f"{plain}_{n}") not in taken)
-        taken.add(found[name])
-    return found
-
-
-def _storable_column(values: pd.Series, where: str) -> pd.Series:
-    """Return a column in a type that a store can hold; the same object if its type is one already."""
-    if isinstance(values.dtype, pd.CategoricalDtype):
-        return values if _are_categories_storable(values.cat.categories) else _categories_as_text(values, where)
-    if isinstance(values.dtype, np.dtype) and values.dtype != object and values.dtype.kind in "biufc":
-        return values
-    if isinstance(values.array, (pd.arrays.IntegerArray, pd.arrays.BooleanArray)):
-        return values
-    if is_numeric_dtype(values) or is_bool_dtype(values):  # arrow, sparse, or floats with a mask
-        kind = "boolean" if is_bool_dtype(values) else "Int64" if is_integer_dtype(values) else None
-        plain = values.astype(kind) if kind else pd.Series(values.to_numpy(np.float64, na_value=np.nan), values.index)
-        return cast("pd.Series", plain)
-    values = values.astype(object) if isinstance(values.dtype, pd.StringDtype) else values
-    if values.dtype != object:  # dates and intervals keep their order
-        return _categories_as_text(values.astype("category"), where)
-    kind = infer_dtype(values, skipna=True)
-    if kind == "string" and not values.hasnans:
-        return values
-    if kind in _STORABLE_KINDS:
-        labels = values.astype("category")
-        if _are_categories_storable(labels.cat.categories):
-            return labels
-    _check_values(values[values.notna()], where)
-    return values.map(_text, na_action="ignore").astype("category")
-
-
-def _are_categories_storable(categories: pd.Index) -> bool:
-    """Return whether a store can hold categories of this type."""
-    if isinstance(categories.dtype, pd.StringDtype):
-        return True
-    if categories.dtype == object:
-        return infer_dtype(categories, skipna=False) in ("string", "bytes", "boolean", "empty")
-    return categories.dtype.kind in "biuf" and not isinstance(categories.dtype, pd.IntervalDtype)
-
-
-def _categories_as_text(labels: pd.Series, where: str) -> pd.Series:
-    """Return a categorical column with its categories as text, in their order."""
-    _check_values(labels.cat.categories, where)
-    texts = list(map(_text, labels.cat.categories.tolist()))
-    if len(set(texts)) == len(texts):
-        return labels.cat.rename_categories(texts)
-    return labels.astype(object).map(_text, na_action="ignore").astype("category")  # 1 and "1" have the same text
-
-
-def _text(value: Any) -> str:
-    """Return the text of a value, as in labels."""
-    if isinstance(value, list):  # str() of a list would include the types of numbers
-        return f"[{', '.join(map(_text, value))}]"
-    return label_text(value)
-
-
-def _check_values(values: Iterable[Any], where: str) -> None:
-    """Raise ``ValueError`` if a value of a column cannot be written as text."""
-    unfit = next((value for value in values if not _has_text(value)), None)
-    if unfit is not None:
-        msg = (
-            f"{where} holds values of the type {type(unfit).__name__}, for which no text stands: drop the column, or "
-            "give numbers or text."
-        )
-        raise ValueError(msg)
-
-
-def _has_text(value: Any) -> bool:
-    """Return whether the text of a value represents it completely, and is the same in another process."""
-    if isinstance(value, (list, tuple)):
-        return all(map(_has_text, value))
-    is_table = hasattr(value, "__array__") and np.ndim(value) > 0
-    return not (is_table or isinstance(value, (set, frozenset, dict)) or type(value).__repr__ is object.__repr__)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
-from scbd._anndata import NOT_IN_SPLIT, as_list, label_text
-from scbd._checks import check_number, check_unmasked, inflect, join_first, missing_key_message, suggest_name
+from scbd._shared.checks import check_number, check_unmasked, inflect, join_first, missing_key_message, suggest_name
+from scbd._shared.keys import NOT_IN_SPLIT
+from scbd._shared.labels import as_list, label_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,7 +161,7 @@ def split_by_column(obs: pd.DataFrame, column: str) -> Split:
     -----
     UserWarning
         If there are other values, which may be typing errors. Missing and empty values, and the value
-        ``scbd._anndata.NOT_IN_SPLIT``, raise no warning.
+        ``scbd._shared.keys.NOT_IN_SPLIT``, raise no warning.
     """
     if column not in obs:
         raise KeyError(missing_key_message("obs", column, obs.columns, "split"))

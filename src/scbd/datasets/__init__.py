@@ -2,7 +2,7 @@
 
 from scbd.datasets._digits import colored_digits, colored_mnist
 from scbd.datasets._networks import corum, gene_pairs, gene_sets
-from scbd.datasets._screens import cpjump1, funk22
+from scbd.datasets._published_screens import cpjump1, funk22
 from scbd.datasets._simulated import HARD_SCREEN, simulated_screen
 from scbd.datasets._simulated_profiles import simulated_profiles
 

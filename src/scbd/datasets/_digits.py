@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 from scipy.ndimage import zoom
 
-from scbd._anndata import IMAGE_KEY
-from scbd._checks import check_choice
-from scbd._files import local_path
+from scbd._shared.checks import check_choice
+from scbd._shared.files import local_path
+from scbd._shared.keys import IMAGE_KEY
 from scbd.datasets._download import download_cached
 
 if TYPE_CHECKING:

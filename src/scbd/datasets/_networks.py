@@ -13,7 +13,7 @@ from typing import Literal
 
 import pandas as pd
 
-from scbd._files import check_file
+from scbd._shared.files import check_file
 from scbd.datasets._download import download_cached
 
 # accepted names of columns with genes, and with sets of genes; in lower-case letters, other characters removed

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 from scipy.ndimage import gaussian_filter1d
 
-from scbd._anndata import IMAGE_KEY
-from scbd._checks import check_count, check_number
+from scbd._shared.checks import check_count, check_number
+from scbd._shared.keys import IMAGE_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

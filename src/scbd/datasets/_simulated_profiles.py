@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from scbd._checks import check_count, check_number
-from scbd._linear_maps import discriminant_axes, whitening_matrix
+from scbd._shared.checks import check_count, check_number
+from scbd._shared.linear_maps import discriminant_axes, whitening_matrix
 from scbd.datasets._simulated import PLATE_SHAPES, POSITION_EFFECTS, add_layout, well_name
 
 if TYPE_CHECKING:

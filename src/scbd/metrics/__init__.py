@@ -4,13 +4,13 @@ The package is built on numpy, pandas, scipy and scikit-learn. It imports neithe
 """
 
 from scbd.metrics._benchmark import benchmark, rank, styled, summarise
+from scbd.metrics._complexes import complex_table
 from scbd.metrics._effects import perturbation_effects
 from scbd.metrics._mixing import batch_mixing
 from scbd.metrics._probes import batch_probe, label_probe, predict_labels
+from scbd.metrics._profiles import aggregate
 from scbd.metrics._relationships import (
     Relations,
-    aggregate,
-    complex_table,
     relationship_area,
     relationship_average_precision,
     relationship_curve,
@@ -18,7 +18,7 @@ from scbd.metrics._relationships import (
     relationship_recall,
 )
 from scbd.metrics._retrieval import Retrieval, replicate_retrieval, retrieval
-from scbd.metrics._variance import variance_table
+from scbd.metrics._variance_explained import variance_table
 
 __all__ = [
     "Relations",

@@ -15,14 +15,15 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from scbd._anndata import as_columns
-from scbd._checks import check_choice, check_count
-from scbd._linear_maps import effective_rank
+from scbd._shared.checks import check_choice, check_count
+from scbd._shared.labels import as_columns
+from scbd._shared.linear_maps import effective_rank
+from scbd.metrics._arguments import Embedding, Embeddings, get_label_texts, get_named_embeddings
 from scbd.metrics._mixing import batch_mixing
 from scbd.metrics._probes import ProbeKind, resolve_probe_groups, run_probe
+from scbd.metrics._profiles import aggregate
 from scbd.metrics._relationships import (
     Relations,
-    aggregate,
     expected_relationship_scores,
     relationship_area,
     relationship_average_precision,
@@ -32,7 +33,6 @@ from scbd.metrics._relationships import (
 )
 from scbd.metrics._resampling import ScoreName, bootstrap_interval, bootstrap_p_value
 from scbd.metrics._retrieval import Retrieval, replicate_retrieval, retrieval
-from scbd.metrics._table import Embedding, Embeddings, get_label_texts, get_named_embeddings
 
 if TYPE_CHECKING:
     from anndata import AnnData

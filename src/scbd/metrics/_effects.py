@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from scbd._anndata import check_control_labels
-from scbd._checks import check_count
-from scbd.metrics._average_precision import scale_to_unit_length
-from scbd.metrics._resampling import permute_within_groups
-from scbd.metrics._table import (
+from scbd._shared.checks import check_count
+from scbd._shared.labels import check_control_labels
+from scbd.metrics._arguments import (
     get_finite_embedding,
     get_label_texts,
     training_mask_or_none,
     warn_if_models_are_mixed,
     warn_if_seen_in_training,
 )
+from scbd.metrics._average_precision import scale_to_unit_length
+from scbd.metrics._resampling import permute_within_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from scbd._checks import check_finite_rows
-from scbd._files import keep_torch_threads
-from scbd._linear_maps import relative_rounding_error
-from scbd.metrics._table import get_embedding, get_label_texts
+from scbd._shared.checks import check_finite_rows
+from scbd._shared.linear_maps import relative_rounding_error
+from scbd._shared.threads import keep_torch_threads
+from scbd.metrics._arguments import get_embedding, get_label_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 import pandas as pd
 
-from scbd._anndata import check_dense
-from scbd._checks import check_choice, check_finite_rows, check_unmasked
-from scbd._linear_maps import label_means, relative_rounding_error
+from scbd._shared.checks import check_choice, check_finite_rows, check_unmasked
+from scbd._shared.linear_maps import label_means, relative_rounding_error
+from scbd._shared.numeric_tables import check_dense
+from scbd.metrics._arguments import get_embedding, get_label_texts, row_mask
 from scbd.metrics._average_precision import round_cosines, scale_to_unit_length
-from scbd.metrics._table import get_embedding, get_label_texts, row_mask
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -16,20 +16,17 @@ perturbative maps of transcriptional and morphological data.
 
 from __future__ import annotations
 
-import logging
-import math
-import warnings
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
 from scipy import sparse
-from scipy.stats import false_discovery_control
 
-from scbd._anndata import check_control_labels, label_text
-from scbd._checks import check_choice, check_count, check_finite_rows, check_unmasked, join_first
+from scbd._shared.checks import check_choice, check_count, check_unmasked, join_first
+from scbd._shared.labels import label_text
 from scbd.metrics._average_precision import expected_average_precision, scale_to_unit_length, score_queries
+from scbd.metrics._networks import NetKind, read_network, related_genes
 from scbd.metrics._resampling import (
     Resampled,
     ScoreName,
@@ -37,300 +34,20 @@ from scbd.metrics._resampling import (
     cumulative_weight,
     divide_into_blocks,
     is_in_a_tail,
-    mean_cosine,
-    sequential_p_values,
     weight_outside,
 )
-from scbd.metrics._table import encode_label_column, get_embedding, warn_if_models_are_mixed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from anndata import AnnData
-
-logger = logging.getLogger(__name__)
-
-Average = Literal["mean", "median"]
-Standardize = Literal["with_control", "genes"]
-Kind = Literal["pairs", "sets"]
-NetKind = Literal["auto", "pairs", "sets"]
 Universe = Literal["annotated", "profiles"]
 
 # percentiles of the published script; the text of the paper goes up to 100, where only the least similar pair is
 # predicted
 PERCENTILES = tuple(range(80, 100))
-# number of cells that are averaged at once
-_CELLS_PER_BLOCK = 65_536
 # maximum number of cosines in a temporary block of the cosine matrix
 _MAX_COSINES_IN_MEMORY = 1 << 24
-# a network holds sets if at most this fraction of its sources are genes, and pairs if at least 1 minus this fraction
-# are; otherwise its kind is not clear
-_MAX_FRACTION_OF_GENES_AMONG_SET_NAMES = 0.05
-# largest false discovery rate at which a complex counts as significant
-_MAX_FALSE_DISCOVERY_RATE = 0.05
-
-
-def aggregate(
-    adata: AnnData,
-    embedding_key: str,
-    *,
-    gene_key: str,
-    guide_key: str | None = None,
-    control: object | Sequence[object] | None = "nontargeting",
-    average: Average = "mean",
-    standardize: Standardize | None = "with_control",
-    min_cells: int = 1,
-    min_guides: int = 1,
-) -> AnnData:
-    """Average cells to guides and guides to genes, subtract the control, and standardise each component over genes.
-
-    The protocol is that of the paper (appendix, CORUM prediction). All guides of a gene have the same weight, whatever
-    their numbers of cells. Embeddings are read in blocks, so that the memory for a memory-map does not grow with the
-    number of cells. The median reads all cells of one guide at once.
-
-    Parameters
-    ----------
-    adata
-        Embedded cells.
-    embedding_key
-        Key of ``obsm``, a layer, or ``"X"``, ``(N, D)``.
-    gene_key
-        Column of ``obs`` with the perturbed gene.
-    guide_key
-        Column of ``obs`` with the guide. Without it, cells are averaged to genes directly.
-    control
-        Value of ``gene_key`` for unperturbed cells. Several values are merged into one control with the guides of all.
-        `None` subtracts nothing, and standardises over genes.
-    average
-        Average of the cells of a guide, ``"mean"`` or ``"median"``. Guides are always averaged by their mean.
-    standardize
-        Rows from which the mean and the standard deviation of each component are computed. ``"with_control"``: genes
-        and the control, whose row is zero, as in the published script. ``"genes"``: genes alone. `None`: no
-        standardisation, values are differences from the control.
-    min_cells
-        Minimum number of cells per guide; guides with fewer cells are dropped.
-    min_guides
-        Minimum number of guides per gene, after guides were dropped; genes with fewer guides are dropped. A value above
-        1 requires ``guide_key``.
-
-    Returns
-    -------
-    AnnData ``(genes, D)``, float32, without the control. ``obs`` holds ``n_cells`` and ``n_guides``, and
-    ``uns["aggregate"]`` holds the settings and the dropped guides and genes.
-
-    Raises
-    ------
-    KeyError
-        If a key is missing.
-    TypeError
-        If the embedding is a DataFrame with a column that is not numeric.
-    ValueError
-        If there is no control, labels are missing, the embedding is sparse or not finite, or fewer than two genes
-        remain.
-
-    Warns
-    -----
-    UserWarning
-        If rows of several models of :func:`scbd.cross_fit` are compared.
-
-    Examples
-    --------
-    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
-    >>> profiles.shape  # genes × components; the controls' row is dropped
-    (4, 64)
-    """
-    from anndata import AnnData
-
-    check_choice("average", average, Average)
-    check_choice("standardize", standardize, (*get_args(Standardize), None))
-    if min_guides > 1 and guide_key is None:
-        msg = f"min_guides={min_guides} counts the guides of a gene: name their column with guide_key."
-        raise ValueError(msg)
-    embedding = get_embedding(adata, embedding_key)
-    gene = encode_label_column(adata, gene_key)
-    warn_if_models_are_mixed(adata)
-    controls = [] if control is None else check_control_labels(control, gene[0], gene_key)
-    guides, code = _merge_controls_and_count_guides(
-        *gene, None if guide_key is None else encode_label_column(adata, guide_key), controls
-    )
-    means = _average_groups(embedding, code, len(guides), average)
-    guides_kept = guides["n_cells"] >= min_cells
-    of_gene = guides[guides_kept].groupby("gene", sort=True, observed=True)
-    genes = of_gene.agg(n_cells=("n_cells", "sum"), n_guides=("guide", "size"))
-    genes_kept = (genes["n_guides"] >= min_guides) | genes.index.isin(controls)
-    values = pd.DataFrame(means[guides_kept.to_numpy()]).groupby(guides.loc[guides_kept, "gene"].to_numpy()).mean()
-    genes, values = genes[genes_kept], values.loc[genes.index[genes_kept]]
-    reference = values.index.intersection(controls)  # at most one row: all controls were merged into one
-    if len(reference) != min(1, len(controls)) or len(values) < 2 + len(reference):
-        msg = (
-            f"Too few genes are left ({join_first(values.index) or 'none'}): profiles need two, and the control where "
-            f"one is given. Lower min_cells={min_cells} or min_guides={min_guides}."
-        )
-        raise ValueError(msg)
-    dropped = {
-        "guides": sorted(guides.loc[~guides_kept, "guide"].astype(str)),
-        "genes": sorted(set(guides["gene"].astype(str)) - set(values.index.astype(str))),
-    }
-    if dropped["guides"] or dropped["genes"]:
-        logger.warning("Dropped %d guides and %d genes with too few cells.", *map(len, dropped.values()))
-    if len(reference):
-        values = values - values.loc[reference[0]]
-    profiles = _standardize_profiles(values, reference, standardize)
-    genes = genes.drop(reference)
-    settings = {
-        "control": controls[0] if len(controls) == 1 else controls,
-        "average": average,
-        "standardize": str(standardize),
-        "dropped": dropped,
-    }
-    return AnnData(
-        X=profiles.to_numpy(np.float32, copy=True),
-        obs=genes.set_index(genes.index.astype(str)),
-        var=pd.DataFrame(index=[f"{embedding_key}_{i}" for i in range(profiles.shape[1])]),
-        uns={"aggregate": settings},
-    )
-
-
-def _merge_controls_and_count_guides(
-    genes: np.ndarray, gene: np.ndarray, guides: tuple[np.ndarray, np.ndarray] | None, controls: list[str]
-) -> tuple[pd.DataFrame, np.ndarray]:
-    """Return gene, name and number of cells of each guide as a frame, and for each cell the row of its guide.
-
-    Parameters
-    ----------
-    genes, gene
-        Names of the genes, and for each cell the index of its gene among them. All controls are replaced by the first.
-    guides
-        Names of the guides, and for each cell the index of its guide. `None`: each gene has one guide.
-    controls
-        Names of the genes that are controls.
-    """
-    is_control = np.isin(genes, controls)
-    one = np.arange(len(genes))
-    one[is_control] = is_control.argmax()
-    gene = one[gene]
-    names, guide = (genes, gene) if guides is None else guides
-    pairs, code, n_cells = np.unique(gene * len(names) + guide, return_inverse=True, return_counts=True)
-    frame = {"gene": genes[pairs // len(names)], "guide": names[pairs % len(names)]}
-    return pd.DataFrame(frame).astype(str).assign(n_cells=n_cells), code
-
-
-def _average_groups(embedding: Any, code: np.ndarray, n: int, average: Average) -> np.ndarray:
-    """Return the mean or the median of the rows of each group, float64 ``(n, D)``."""
-    out = np.zeros((n, embedding.shape[1]))
-    if average == "median":
-        order = np.argsort(code, kind="stable")
-        for group, rows in enumerate(np.split(order, np.cumsum(np.bincount(code, minlength=n))[:-1])):
-            out[group] = np.median(_to_finite_float64(embedding[np.sort(rows)]), axis=0)
-        return out
-    for start in range(0, len(code), _CELLS_PER_BLOCK):
-        block = _to_finite_float64(embedding[start : start + _CELLS_PER_BLOCK])
-        rows = code[start : start + _CELLS_PER_BLOCK]
-        member = sparse.csr_array((np.ones(len(rows)), (rows, np.arange(len(rows)))), shape=(n, len(rows)))
-        out += member @ block
-    return out / np.bincount(code, minlength=n)[:, None]
-
-
-def _to_finite_float64(block: Any) -> np.ndarray:
-    block = np.asarray(block, dtype=np.float64)
-    check_finite_rows(block, "The embedding of cells that are read together")
-    return block
-
-
-def _standardize_profiles(profiles: pd.DataFrame, control: pd.Index, standardize: Standardize | None) -> pd.DataFrame:
-    genes = profiles.drop(control)
-    if standardize is None:
-        return genes
-    reference = profiles if standardize == "with_control" else genes
-    sd = reference.std(ddof=1)
-    return (genes - reference.mean()) / sd.where(sd > 0, 1.0)
-
-
-class GeneNetwork(NamedTuple):
-    """Network of relations without duplicate rows, and its kind."""
-
-    rows: pd.DataFrame
-    """Text columns ``source`` and ``target``."""
-    kind: Kind
-    """Kind of the sources: genes (``"pairs"``) or names of sets (``"sets"``)."""
-
-
-def _read_network(
-    net: pd.DataFrame, genes: np.ndarray, net_kind: NetKind = "auto", max_set_size: int | None = None
-) -> GeneNetwork:
-    """Read a network, and determine whether it holds pairs of genes or members of sets; see :class:`Relations`.
-
-    ``genes`` are the symbols of the profiles, ``(G,)``. They help to distinguish genes from names of sets.
-    """
-    missing = {"source", "target"} - set(net.columns)
-    if missing:
-        msg = f"net lacks {' and '.join(sorted(missing))} (its columns: {', '.join(map(str, net.columns))})."
-        raise KeyError(msg)
-    check_choice("net_kind", net_kind, NetKind)
-    said = net.attrs.get("kind", "auto") if net_kind == "auto" else net_kind
-    check_choice("net.attrs['kind']", said, NetKind)
-    rows = net[["source", "target"]].dropna().astype(object).map(label_text).drop_duplicates()
-    if rows.empty:
-        msg = "net has no rows: it needs one for each gene of each set, or one for each pair of genes."
-        raise ValueError(msg)
-    kind = _infer_network_kind(rows, genes) if said == "auto" else said
-    return GeneNetwork(rows if max_set_size is None else _drop_large_sets(rows, kind, genes, max_set_size), kind)
-
-
-def _drop_large_sets(rows: pd.DataFrame, kind: Kind, genes: np.ndarray, most: int) -> pd.DataFrame:
-    """Remove sets with more than ``most`` genes that have a profile; genes without a profile are not counted."""
-    check_count("max_set_size", most, least=2)
-    if kind == "pairs":
-        msg = f"max_set_size={most} is of sets of genes, and net holds pairs: leave it out, or say net_kind='sets'."
-        raise ValueError(msg)
-    size = rows["target"].isin(genes).groupby(rows["source"]).sum()
-    large = size.index[size > most]
-    if len(large) and not (size.drop(large) > 1).any():
-        msg = f"Each set that has two profiled genes has more than max_set_size={most}: allow larger ones."
-        raise ValueError(msg)
-    return rows[~rows["source"].isin(large)]
-
-
-def _infer_network_kind(rows: pd.DataFrame, genes: np.ndarray) -> Kind:
-    """Return ``"pairs"`` if nearly all sources are genes, ``"sets"`` if nearly none is; raise an error otherwise."""
-    sources = pd.Index(rows["source"].unique())
-    known = sources[sources.isin(rows["target"]) | sources.isin(genes)]
-    share = len(known) / len(sources)
-    if _MAX_FRACTION_OF_GENES_AMONG_SET_NAMES < share < 1 - _MAX_FRACTION_OF_GENES_AMONG_SET_NAMES:
-        msg = (
-            f"net may hold pairs of genes or sets of genes: {len(known):,} of its {len(sources):,} sources are genes "
-            f"themselves (such as {join_first(known, 3)}). Say which it is with net_kind='pairs' or net_kind='sets'."
-        )
-        raise ValueError(msg)
-    return "pairs" if share > _MAX_FRACTION_OF_GENES_AMONG_SET_NAMES else "sets"
-
-
-def _related_genes(genes: np.ndarray, network: GeneNetwork) -> sparse.csr_array:
-    """Return the sparse boolean matrix of related genes, ``(G, G)``, symmetric and without diagonal."""
-    row = pd.Series(np.arange(len(genes)), index=genes)
-    inside = network.rows[network.rows["target"].isin(row.index)]
-    n = len(genes)
-    if network.kind == "pairs":
-        inside = inside[inside["source"].isin(row.index)]
-        one, two = row[inside["source"]].to_numpy(), row[inside["target"]].to_numpy()
-        related = sparse.csr_array((np.ones(len(one), dtype=bool), (one, two)), shape=(n, n))
-        related = related + related.T
-    else:
-        of_set, names = pd.factorize(inside["source"])
-        ones = np.ones(len(inside), dtype=np.int32)
-        member = sparse.csr_array((ones, (row[inside["target"]].to_numpy(), of_set)), shape=(n, len(names)))
-        related = (member @ member.T).astype(bool)
-    related = sparse.csr_array(related)
-    related.setdiag(False)
-    related.eliminate_zeros()
-    if not related.nnz:
-        msg = (
-            f"No two of the {n} profiles are related in net, which is read as {network.kind} (profiles: "
-            f"{join_first(genes, 3)}; net: {join_first(network.rows['target'], 3)}): name the column of gene symbols "
-            "with gene_key, or give net_kind."
-        )
-        raise ValueError(msg)
-    return related
 
 
 class Relations:
@@ -401,9 +118,9 @@ class Relations:
     ) -> None:
         check_choice("universe", universe, Universe)
         genes, x = _profiles(profiles, gene_key)
-        network = _read_network(net, genes, net_kind, max_set_size)
+        network = read_network(net, genes, net_kind, max_set_size)
         self.profiled, self.max_set_size = genes, max_set_size
-        known = _related_genes(genes, network)
+        known = related_genes(genes, network)
         if universe == "annotated":
             keep = np.flatnonzero(np.diff(known.indptr))
             genes, x, known = genes[keep], x[keep], known[keep][:, keep]
@@ -468,7 +185,7 @@ def _profiles(profiles: AnnData, gene_key: str | None) -> tuple[np.ndarray, np.n
     return genes, x.astype(np.promote_types(x.dtype, np.float32))
 
 
-def _get_relations(
+def get_relations(
     profiles: AnnData | Relations,
     net: pd.DataFrame | None,
     net_kind: NetKind = "auto",
@@ -538,7 +255,7 @@ def relationship_curve(
     >>> curve.columns.to_list()
     ['percentile', 'precision', 'recall']
     """
-    relations = _get_relations(profiles, net, net_kind, gene_key, universe)
+    relations = get_relations(profiles, net, net_kind, gene_key, universe)
     ordered, known = relations.ranked
     grid = np.asarray(percentiles, dtype=float)
     limits = _cosine_limits(relations, grid, diagonal)
@@ -624,7 +341,7 @@ def relationship_recall(
     True
     """
     _check_tail(tail)
-    ordered, known = _get_relations(profiles, net, net_kind, gene_key, universe).ranked
+    ordered, known = get_relations(profiles, net, net_kind, gene_key, universe).ranked
     first = ordered.searchsorted(known, side="left")
     last = ordered.searchsorted(known, side="right") - 1
     return float(np.mean(is_in_a_tail(first, last, len(ordered), tail)))
@@ -659,7 +376,7 @@ def relationship_average_precision(
     >>> 0 <= scbd.metrics.relationship_average_precision(profiles, net) <= 1
     True
     """
-    ordered, known = _get_relations(profiles, net, net_kind, gene_key, universe).ranked
+    ordered, known = get_relations(profiles, net, net_kind, gene_key, universe).ranked
     # precision among all pairs with at least the cosine of each known relation: ties share a threshold, as in
     # scikit-learn
     values = np.unique(known)
@@ -790,7 +507,7 @@ def relationship_interval(
     >>> low <= high
     True
     """
-    several = [_get_relations(one, net, net_kind, gene_key, universe) for one in (profiles, other) if one is not None]
+    several = [get_relations(one, net, net_kind, gene_key, universe) for one in (profiles, other) if one is not None]
     one, two = several[0], several[-1]
     if list(one.genes) != list(two.genes) or (one.known != two.known).nnz:
         msg = (
@@ -854,164 +571,6 @@ def partner_average_precision(relations: Relations) -> pd.DataFrame:
         {"average_precision": scores.average_precision, "chance": np.array(by_chance, dtype=np.float64)},
         index=pd.Index(relations.genes[scores.rows], name="gene"),
     )
-
-
-def complex_table(
-    profiles: AnnData | Relations,
-    net: pd.DataFrame,
-    *,
-    net_kind: NetKind = "auto",
-    gene_key: str | None = None,
-    universe: Universe | None = None,
-    max_set_size: int | None = None,
-    n_permutations: int = 1000,
-    max_permutations: int | None = None,
-    seed: int = 0,
-) -> pd.DataFrame:
-    """Test how similar the genes of each complex are, compared with random sets of the same number of genes.
-
-    The test is one-sided: genes should be similar, not opposite. By default, random sets are drawn from all profiles.
-    This differs from the scores over pairs, which exclude genes without a known partner.
-
-    Parameters
-    ----------
-    profiles
-        Profiles, one row per gene, or :class:`Relations`.
-    net
-        Frame with columns ``source`` (complex) and ``target`` (gene).
-    net_kind, gene_key, universe, max_set_size
-        See :class:`Relations`; the default universe is ``"profiles"``. If ``profiles`` are :class:`Relations`, random
-        sets are drawn from their genes, complexes above their ``max_set_size`` are excluded, and of these arguments
-        only ``net_kind`` can be given.
-    n_permutations
-        Number of random sets of each size in the first round. Complexes that fewer than 20 random sets reach are
-        compared with more random sets.
-    max_permutations
-        Maximum number of random sets of a size. No p value is below ``1 / (max_permutations + 1)``. The default is 20
-        per complex, so that a complex that is significant alone can have a false discovery rate below 5 %.
-    seed
-        Seed of the random sets.
-
-    Returns
-    -------
-    Frame with one row per complex, the most significant first, and these columns:
-
-    - ``size``: number of genes with a profile, at least two
-    - ``mean_cosine``: mean over pairs of genes of the complex
-    - ``p_value``: one-sided p value of the mean cosine, by a sequential permutation test. It is valid although the test
-      ends early.
-    - ``fdr``: false discovery rate (Benjamini and Hochberg)
-    - ``average_precision``: mean over genes of the complex. Each gene should rank the other genes of the complex before
-      all genes that are related to no gene of the complex.
-    - ``chance``: average precision of a random order. Both are NaN if there are no other genes.
-    - ``genes``: symbols of the genes
-
-    Raises
-    ------
-    ValueError
-        If ``net`` holds pairs instead of complexes, or no complex has two genes with profiles.
-
-    Warns
-    -----
-    UserWarning
-        If ``max_permutations`` is too small for a complex to be significant alone.
-
-    References
-    ----------
-    Besag and Clifford (1991), Sequential Monte Carlo p-values.
-
-    Examples
-    --------
-    >>> profiles = scbd.metrics.aggregate(adata, "X_scbd_c", gene_key="gene", guide_key="sgRNA")
-    >>> table = scbd.metrics.complex_table(profiles, net, n_permutations=50)
-    >>> sorted(table.index)
-    ['complex_1', 'complex_2']
-    """
-    check_count("n_permutations", n_permutations)
-    if isinstance(profiles, Relations):
-        relations = _get_relations(profiles, None, gene_key=gene_key, universe=universe, max_set_size=max_set_size)
-    else:
-        relations = _get_relations(profiles, net, net_kind, gene_key, universe or "profiles", max_set_size)
-        net_kind = relations.net_kind
-    sets = _genes_of_sets(net, relations, net_kind)
-    most = _max_permutations(max_permutations, n_permutations, len(sets))
-    unit = relations.unit.astype(np.float64)
-    sizes = np.array([len(rows) for rows in sets.values()])
-    observed = np.array([mean_cosine(unit[rows]) for rows in sets.values()])
-    p = sequential_p_values(unit, sizes, observed, min(n_permutations, most), most, np.random.default_rng(seed))
-    precision, by_chance = _set_average_precisions(relations, list(sets.values())).T
-    table = pd.DataFrame(
-        {
-            "size": sizes,
-            "mean_cosine": observed,
-            "p_value": p,
-            "fdr": false_discovery_control(p),
-            "average_precision": precision,
-            "chance": by_chance,
-            "genes": [" ".join(relations.genes[rows]) for rows in sets.values()],
-        },
-        index=pd.Index(sets, name="complex"),
-    )
-    return table.sort_values(["p_value", "mean_cosine"], ascending=[True, False])
-
-
-def _genes_of_sets(net: pd.DataFrame, relations: Relations, net_kind: NetKind) -> dict[str, np.ndarray]:
-    """Return the row numbers of the genes of each set that has at least two genes with a profile."""
-    genes = relations.genes
-    network = _read_network(net, relations.profiled, net_kind, relations.max_set_size)
-    if network.kind == "pairs":
-        msg = (
-            "net holds pairs of genes: a table of complexes needs sets, whose source is the complex (net_kind='sets')."
-        )
-        raise ValueError(msg)
-    row = pd.Series(np.arange(len(genes)), index=genes)
-    members = network.rows[network.rows["target"].isin(row.index)].groupby("source")["target"]
-    sets = {str(name): row[targets].to_numpy() for name, targets in members if len(targets) > 1}
-    if not sets:
-        msg = f"No complex of net has two of the {len(genes)} genes: give the net that the Relations were made with."
-        raise ValueError(msg)
-    return sets
-
-
-def _max_permutations(asked: int | None, n_first: int, n_sets: int) -> int:
-    """Return the maximum number of permutations.
-
-    The default suffices for a single set to have a false discovery rate of at most 5 %. A warning is given if the
-    requested number does not.
-    """
-    needed = math.ceil(n_sets / _MAX_FALSE_DISCOVERY_RATE) - 1
-    if asked is None:
-        return max(n_first, needed)
-    check_count("max_permutations", asked)
-    if asked < needed:
-        msg = (
-            f"max_permutations={asked:,} is few for {n_sets:,} complexes: one found alone has a false discovery rate "
-            f"of {min(1, n_sets / (asked + 1)):.2g} at best. Give {needed:,} for {_MAX_FALSE_DISCOVERY_RATE:g}."
-        )
-        warnings.warn(msg, UserWarning, stacklevel=3)
-    return asked
-
-
-def _set_average_precisions(relations: Relations, sets: list[np.ndarray]) -> np.ndarray:
-    """Return the average precision of each set and its value by chance, ``(S, 2)``; NaN if there are no other genes."""
-    unit, everyone = scale_to_unit_length(relations.unit), np.arange(len(relations.genes))
-    found = np.full((len(sets), 2), np.nan)
-    for i, rows in enumerate(sets):
-        others = np.setdiff1d(everyone, np.append(relations.known[rows].indices, rows))
-        if len(others):
-            scores = _score_set(unit, rows, others)
-            found[i] = scores.mean(), expected_average_precision(len(rows) - 1, len(others))
-    return found
-
-
-def _score_set(unit: np.ndarray, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    return score_queries(
-        unit,
-        rows,
-        others,
-        positives=lambda row: rows[rows != row],
-        negatives=lambda queries: np.ones((len(queries), len(others)), dtype=bool),
-    ).average_precision
 
 
 def _check_tail(tail: float) -> None:

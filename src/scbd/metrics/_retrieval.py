@@ -17,18 +17,10 @@ import pandas as pd
 from scipy import sparse
 from scipy.stats import false_discovery_control
 
-from scbd._anndata import check_control_labels
-from scbd._checks import check_choice, check_count
-from scbd._linear_maps import label_means
-from scbd.metrics._average_precision import (
-    NullDistribution,
-    QueryScores,
-    expected_average_precision,
-    scale_to_unit_length,
-    score_queries,
-)
-from scbd.metrics._resampling import divide_into_blocks
-from scbd.metrics._table import (
+from scbd._shared.checks import check_choice, check_count
+from scbd._shared.labels import check_control_labels
+from scbd._shared.linear_maps import label_means
+from scbd.metrics._arguments import (
     check_keys,
     get_finite_embedding,
     get_label_texts,
@@ -37,6 +29,14 @@ from scbd.metrics._table import (
     warn_if_models_are_mixed,
     warn_if_seen_in_training,
 )
+from scbd.metrics._average_precision import (
+    NullDistribution,
+    QueryScores,
+    expected_average_precision,
+    scale_to_unit_length,
+    score_queries,
+)
+from scbd.metrics._resampling import divide_into_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

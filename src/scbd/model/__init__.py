@@ -1,10 +1,11 @@
 """Models with the interface of scvi-tools: set-up, training, embedding, saving."""
 
+from scbd.model._auto_alpha import AutoAlpha
 from scbd.model._base import ImageModel
-from scbd.model._contract import AutoAlpha, EmbeddingModule, Losses
+from scbd.model._callbacks import TrainingDiverged
+from scbd.model._interfaces import EmbeddingModule, Losses
 from scbd.model._plan import TrainingPlan
 from scbd.model._scbd import SCBDModel
-from scbd.model._train import TrainingDiverged
 
 __all__ = [
     "AutoAlpha",

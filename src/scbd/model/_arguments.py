@@ -6,7 +6,7 @@ import inspect
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
-from scbd._checks import suggest_name
+from scbd._shared.checks import suggest_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -14,15 +14,15 @@ from uuid import uuid4
 from anndata import AnnData
 from scvi.model.base._constants import SAVE_KEYS
 
-from scbd._anndata import COVARIATE_REGISTRY, E_REGISTRY, Y_REGISTRY
-from scbd._checks import format_count
-from scbd._files import local_path
+from scbd._shared.checks import format_count
+from scbd._shared.files import local_path
+from scbd._shared.keys import COVARIATE_REGISTRY, E_REGISTRY, Y_REGISTRY
 from scbd.data._loading import ImageDataModule
 from scbd.model._arguments import UnavailableAttribute, explain_arguments, keyword_names
-from scbd.model._cells import check_saved_model, from_plain_values, to_plain_values
-from scbd.model._contract import ModelTraits
 from scbd.model._design import environment_column_codes
+from scbd.model._interfaces import ModelTraits
 from scbd.model._plan import TrainingPlan
+from scbd.model._saved_models import check_saved_model, from_plain_values, to_plain_values
 from scbd.model._train import TrainMixin
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ImageModel(TrainMixin):
     """Base of all models that learn from an image or features, a perturbation ``y`` and an environment ``e``.
 
     A subclass sets ``self.module``, an :class:`EmbeddingModule`, and ``self.init_params_`` in its constructor. The
-    docstring at the top of ``scbd/model/_contract.py`` lists what a subclass may define in addition.
+    docstring at the top of ``scbd/model/_interfaces.py`` lists what a subclass may define in addition.
 
     Examples
     --------
@@ -78,7 +78,7 @@ class ImageModel(TrainMixin):
     ...     def __init__(self, adata=None, encoder="small", registry=None):
     ...         super().__init__(adata, registry)
     ...         self.init_params_ = self._get_init_params(locals())
-    ...         self.module = BlindModule(self._preprocess(), encoder)
+    ...         self.module = BlindModule(self._make_preprocess(), encoder)
     >>> BlindModel.setup_anndata(adata, y_key="gene", e_key="well")
     >>> blind = BlindModel(adata)
     >>> blind.train(max_steps=2)

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from scbd._anndata import as_columns, label_text, label_values
-from scbd._checks import check_count, check_number, count_or_default, join_first
+from scbd._shared.checks import check_count, check_number, count_or_default, join_first
+from scbd._shared.labels import as_columns, label_text, label_values
 from scbd.model._arguments import explain_arguments, keyword_names
-from scbd.model._contract import Losses, Objective
+from scbd.model._decoding import CELLS_READ_PER_BLOCK, DECODE_BATCH_SIZE, PictureMixin
 from scbd.model._embed import row_numbers
+from scbd.model._interfaces import Losses, Objective
 from scbd.model._minified import block_names
-from scbd.model._pictures import CELLS_READ_PER_BLOCK, DECODE_BATCH_SIZE, PictureMixin
 from scbd.model._train import TRAINER_ARGUMENTS, TrainMixin
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from torch import Tensor
 
-    from scbd.model._contract import AutoAlpha
+    from scbd.model._auto_alpha import AutoAlpha
     from scbd.model._objective import SCBDModule
     from scbd.nn._decoders import AdditiveDecoder, Likelihood
-    from scbd.nn._inputs import EnvironmentScaling
+    from scbd.nn._environment_scaling import EnvironmentScaling
 
 # prefix of the decoder's losses in the history
 _PREFIX = "decoder_"

@@ -11,20 +11,20 @@ import pandas as pd
 import torch
 from scvi.data._constants import _FIELD_REGISTRIES_KEY, _SETUP_ARGS_KEY, _STATE_REGISTRY_KEY
 
-from scbd._anndata import (
+from scbd._shared.checks import check_choice, format_count, inflect, join_first, missing_key_message
+from scbd._shared.keys import E_REGISTRY
+from scbd._shared.labels import (
     CROSS_SEPARATOR,
-    E_REGISTRY,
     MISSING_WORDS,
     as_columns,
     control_label_texts,
     encode_crossed_columns,
     label_text,
     label_values,
-    read_numeric_column,
 )
-from scbd._checks import check_choice, format_count, inflect, join_first, missing_key_message
+from scbd._shared.numeric_tables import read_numeric_column
 from scbd.data._inferred import INFERRED, infer_environments
-from scbd.nn._variance import Numbers
+from scbd.nn._explained_variance import Numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

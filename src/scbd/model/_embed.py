@@ -15,13 +15,17 @@ import numpy as np
 import torch
 from anndata import AnnData
 
-from scbd._checks import check_choice, count_or_default, join_first
-from scbd._files import local_path, progress_bar, write_atomically
+from scbd._shared.checks import check_choice, count_or_default, join_first
+from scbd._shared.files import local_path, write_atomically
+from scbd._shared.progress import progress_bar
+from scbd.data._block_store import BlockStore
 from scbd.data._loading import read_tensor
-from scbd.data._screens import BlockStore, as_storable, open_embedding
-from scbd.data._sources import digest_cells, prefetch
+from scbd.data._prefetch import prefetch
+from scbd.data._screens import open_embedding
+from scbd.data._sources import digest_cells
+from scbd.data._storable import as_storable
 from scbd.model._arguments import explain_arguments
-from scbd.model._environments import EnvironmentMixin
+from scbd.model._environment_corrections import EnvironmentMixin
 from scbd.model._minified import block_names, minified_copy
 from scbd.nn._distributed import rank_and_world_size, wait_for_all
 
@@ -32,8 +36,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from scbd.data._sources import ImageSource
-    from scbd.model._contract import BlockName, EmbeddingModule
-    from scbd.model._environments import EnvironmentCorrections
+    from scbd.model._environment_corrections import EnvironmentCorrections
+    from scbd.model._interfaces import BlockName, EmbeddingModule
     from scbd.model._minified import StoredEmbeddings
     from scbd.nn._encoders import Representation
 

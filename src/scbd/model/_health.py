@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from scbd.nn._contrastive import Groups, collapsed_loss, effective_rank, total_variance
+from scbd.nn._contrastive import collapsed_loss, effective_rank, total_variance
 from scbd.nn._encoders import on_sphere
-from scbd.nn._variance import Numbers, invariance_statistic
+from scbd.nn._explained_variance import Numbers, invariance_statistic
+from scbd.nn._groups import Groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from scbd.model._objective import SCBDModule
-    from scbd.nn._variance import Environments
+    from scbd.nn._explained_variance import Environments
 
 # maximum total variance of a collapsed embedding, in units of the temperature, the scale of distances in the losses
 _MAX_COLLAPSED_VARIANCE = 0.25

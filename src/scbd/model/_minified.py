@@ -11,17 +11,17 @@ from scvi.data._constants import _ADATA_MINIFY_TYPE_UNS_KEY, _MANAGER_UUID_KEY, 
 from scvi.data._utils import _get_adata_minify_type
 from torch import nn
 
-from scbd.data._inputs import InputLocation
-from scbd.model._cells import cell_digests
+from scbd.data._input_location import InputLocation
+from scbd.model._training_cells import cell_digests
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from scbd.data._sources import ImageSource
-    from scbd.model._contract import BlockName, EmbeddingModule
+    from scbd.model._interfaces import BlockName, EmbeddingModule
     from scbd.nn._encoders import Representation
-    from scbd.nn._inputs import EnvironmentScaling
+    from scbd.nn._environment_scaling import EnvironmentScaling
 
 # kind of a minified table, in the entry of uns where scvi-tools states it; the kinds of scvi-tools hold posteriors
 _MINIFIED_KIND = "embeddings"

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scbd._checks import check_choice, check_count, check_number
-from scbd.model._contract import Alpha, AutoAlpha, EmbeddingModule, Losses, PreparedInputs
+from scbd._shared.checks import check_choice, check_count, check_number
+from scbd.model._auto_alpha import AutoAlpha
+from scbd.model._interfaces import Alpha, EmbeddingModule, Losses, PreparedInputs
 from scbd.nn._contrastive import (
-    Groups,
     InvarianceReduction,
     check_smoothing,
     check_temperature,
@@ -24,12 +24,15 @@ from scbd.nn._contrastive import (
 from scbd.nn._decoders import AdditiveDecoder
 from scbd.nn._distributed import gather_rows
 from scbd.nn._encoders import Block, on_sphere
-from scbd.nn._variance import Numbers, environment_effects
+from scbd.nn._explained_variance import Numbers, environment_effects
+from scbd.nn._groups import Groups
 
 if TYPE_CHECKING:
     from scbd.nn._decoders import Likelihood
     from scbd.nn._encoders import Norm
-    from scbd.nn._inputs import FeatureScaling, InputTransform, Preprocess
+    from scbd.nn._feature_scaling import FeatureScaling
+    from scbd.nn._image_preprocessing import Preprocess
+    from scbd.nn._input_transform import InputTransform
 
 StyleTarget = Literal["e", "ye"]
 Invariance = Literal["variance", InvarianceReduction]

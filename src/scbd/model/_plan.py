@@ -13,9 +13,9 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scbd._checks import check_count, check_number
-from scbd.model._contract import Losses
+from scbd._shared.checks import check_count, check_number
 from scbd.model._health import collapse_measures
+from scbd.model._interfaces import Losses
 from scbd.nn._distributed import broadcast_buffers, gather_rows
 from scbd.nn._encoders import Encoder
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from scbd.model._contract import EmbeddingNetwork, Objective
+    from scbd.model._interfaces import EmbeddingNetwork, Objective
 
 logger = logging.getLogger(__name__)
 

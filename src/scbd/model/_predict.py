@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from scbd._anndata import Y_REGISTRY
+from scbd._shared.keys import Y_REGISTRY
 from scbd.model._arguments import explain_arguments
 from scbd.model._embed import EmbedMixin
 

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from scbd._anndata import COVARIATE_REGISTRY, Y_REGISTRY
+from scbd._shared.keys import COVARIATE_REGISTRY, Y_REGISTRY
 from scbd.model._arguments import REPLACEMENTS, check_argument_names, keyword_names
 from scbd.model._base import ImageModel, describe_n_parameters, encoder_name
-from scbd.model._cells import check_positives_in_other_environments
 from scbd.model._decode import DecodeMixin
 from scbd.model._design import environment_column_codes
 from scbd.model._health import advice_on_collapse, means_differ, measure_health
 from scbd.model._objective import Invariance, SCBDModule, StyleTarget
-from scbd.nn._contrastive import Groups
+from scbd.model._training_cells import check_positives_in_other_environments
+from scbd.nn._groups import Groups
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from torch import nn
 
-    from scbd._checks import ImageSize
+    from scbd._shared.checks import ImageSize
     from scbd.data._loading import ImageDataModule
-    from scbd.model._contract import Alpha
-    from scbd.model._environments import StandardizeBy
+    from scbd.model._interfaces import Alpha
+    from scbd.model._reference_cells import StandardizeBy
 
 # set_size="auto": number of perturbations from which on cells are averaged in sets, and cells per set; among that many
 # perturbations, a single cell rarely shows which one it has

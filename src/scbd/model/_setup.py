@@ -20,13 +20,15 @@ from scvi.data._constants import (
 from scvi.data.fields import StringUnsField
 from scvi.model.base import BaseMinifiedModeModelClass
 
-from scbd._anndata import (
+from scbd._shared.keys import (
     COVARIATE_REGISTRY,
     E_REGISTRY,
     FEATURE_REGISTRY,
     IMAGE_REGISTRY,
     POSITION_REGISTRY,
     Y_REGISTRY,
+)
+from scbd._shared.labels import (
     as_columns,
     check_anndata,
     check_control_labels,
@@ -34,8 +36,9 @@ from scbd._anndata import (
     find_likely_controls,
     label_text,
 )
+from scbd.data._channels import check_channel_names, check_images_match_registered
 from scbd.data._fields import FeatureField, ImageField, LabelField, NumberField, match_features
-from scbd.data._inputs import InputLocation, check_channel_names, check_images_match_registered
+from scbd.data._input_location import InputLocation
 from scbd.model._arguments import (
     REPLACEMENTS,
     UnavailableAttribute,
@@ -43,7 +46,6 @@ from scbd.model._arguments import (
     explain_arguments,
     keyword_names,
 )
-from scbd.model._cells import TRAIN_SIZE, cell_digests
 from scbd.model._design import (
     ExperimentalDesign,
     add_inferred_environments,
@@ -61,8 +63,11 @@ from scbd.model._minified import (
     missing_inputs_message,
     stored_embeddings,
 )
+from scbd.model._training_cells import TRAIN_SIZE, cell_digests
 from scbd.nn._encoders import IdentityLinear
-from scbd.nn._inputs import FeatureScaling, InputTransform, Preprocess
+from scbd.nn._feature_scaling import FeatureScaling
+from scbd.nn._image_preprocessing import Preprocess
+from scbd.nn._input_transform import InputTransform
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,9 +77,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from scbd.data._sources import ImageSource
-    from scbd.model._contract import EmbeddingModule, ModelTraits
     from scbd.model._design import EColumns
-    from scbd.nn._inputs import Whitening
+    from scbd.model._interfaces import EmbeddingModule, ModelTraits
+    from scbd.nn._input_transform import Whitening
 
     WhiteningChoice = Whitening | Literal["auto"] | None
 

@@ -1,10 +1,13 @@
 """Losses, networks and preprocessing on tensors, independent of AnnData, scvi-tools and Lightning."""
 
-from scbd.nn._contrastive import Groups, effective_rank, invariance_loss, log_normaliser, supervised_contrastive_loss
+from scbd.nn._contrastive import effective_rank, invariance_loss, log_normaliser, supervised_contrastive_loss
 from scbd.nn._decoders import AdditiveDecoder
 from scbd.nn._encoders import Block, Encoder, build_encoder
-from scbd.nn._inputs import FeatureScaling, InputTransform, Preprocess
-from scbd.nn._variance import Numbers, explained_variance, invariance_statistic
+from scbd.nn._explained_variance import Numbers, explained_variance, invariance_statistic
+from scbd.nn._feature_scaling import FeatureScaling
+from scbd.nn._groups import Groups
+from scbd.nn._image_preprocessing import Preprocess
+from scbd.nn._input_transform import InputTransform
 
 __all__ = [
     "AdditiveDecoder",

@@ -23,18 +23,18 @@ invariance    ``reduction="formula"``                 ``reduction="listing"``
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from scbd import _linear_maps
-from scbd._checks import check_choice
+from scbd._shared import linear_maps
+from scbd._shared.checks import check_choice
+from scbd.nn._groups import Groups
+from scbd.nn._log_sum_exp import MIN_TEMPERATURE, log_sum_exp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    pass
 
 InvarianceReduction = Literal["listing", "formula", "mean", "mass"]
 
@@ -456,221 +456,9 @@ def mean_over(values: Tensor, anchors: Tensor | None) -> Tensor:
     return values.mean() if anchors is None else sum_over(values, anchors) / anchors.sum().clamp(min=1)
 
 
-class Groups:
-    """Groups of cells that share a label, computed once per batch and used by several losses.
-
-    Parameters
-    ----------
-    labels
-        Integer labels, ``(B,)``.
-
-    Attributes
-    ----------
-    labels
-        The labels as int64.
-    n_others
-        Number of other cells with the same label, for each cell, ``(B,)``.
-
-    Examples
-    --------
-    >>> gene = scbd.nn.Groups(torch.tensor([0, 1, 1, 1]))
-    >>> gene.n_others
-    tensor([0, 2, 2, 2])
-    >>> z = torch.nn.functional.normalize(torch.randn(4, 8, generator=torch.manual_seed(0)), dim=1)
-    >>> loss = scbd.nn.supervised_contrastive_loss(z, gene)  # counts nothing again
-    """
-
-    def __init__(self, labels: Tensor) -> None:
-        labels = labels.long()  # pandas stores few categories as int8, in which codes of pairs would overflow
-        # counting makes the processor wait for the device
-        _, self._index, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-        self._n_groups = len(counts)
-        self._crossed: tuple[Groups, Groups] | None = None
-        self.labels = labels
-        self.n_others = counts[self._index] - 1
-
-    @classmethod
-    def of(cls, labels: Tensor | Groups) -> Groups:
-        """Return ``labels`` themselves if they are groups already, otherwise compute their groups."""
-        return labels if isinstance(labels, Groups) else cls(labels)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def cross(self, others: Groups) -> Groups:
-        """Return the groups of cells that share this label and the label of ``others``.
-
-        The result is cached, since several losses use the same pair of labels.
-        """
-        if self._crossed is None or self._crossed[0] is not others:
-            self._crossed = others, Groups(pair_codes(self.labels, others.labels))
-        return self._crossed[1]
-
-    def table(self, others: Groups) -> Tensor:
-        """Count the cells with each pair of labels, ``(labels, labels of others)``, in the order of codes."""
-        size = self._n_groups * others._n_groups
-        counts = torch.bincount(self._index * others._n_groups + others._index, minlength=size)
-        return counts.view(self._n_groups, others._n_groups)
-
-    def average_over_sets(self, values: Tensor, size: int) -> tuple[Tensor, Groups]:
-        """Average ``values (B, D)`` over sets of cells with the same label.
-
-        A label with ``n`` cells is divided into ``n // size`` sets, but into at least two sets if it has two or more
-        cells. The cells of a label are divided evenly over its sets, in the order of the batch.
-
-        Parameters
-        ----------
-        values
-            Values of cells, ``(B, D)``.
-        size
-            Intended number of cells per set.
-
-        Returns
-        -------
-        Means of the ``S`` sets, ``(S, D)``, and the groups of the sets' labels.
-        """
-        counts = torch.bincount(self._index)
-        n_sets = torch.maximum(counts // size, counts.clamp(max=2))
-        order = torch.argsort(self._index, stable=True)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[self._index[order]]
-        first_set = (n_sets.cumsum(0) - n_sets)[self._index]
-        of_set = first_set + place * n_sets[self._index] // counts[self._index]
-        labels = self.first(self.labels[:, None])[:, 0].repeat_interleave(n_sets)
-        sums = torch.zeros(len(labels), values.shape[1], dtype=values.dtype, device=values.device)
-        return sums.index_add(0, of_set, values) / torch.bincount(of_set)[:, None], Groups(labels)
-
-    def first(self, values: Tensor) -> Tensor:
-        """Return one row per label, ``(labels, D)``, of ``values (B, D)`` that are equal within a label."""
-        empty = torch.zeros(self._n_groups, values.shape[1], dtype=values.dtype, device=values.device)
-        return empty.index_copy(0, self._index, values)
-
-    def sums(self, values: Tensor) -> Tensor:
-        """Sum ``values (B, D)`` over all cells with a cell's label, including the cell itself, ``(B, D)``."""
-        empty = torch.zeros(self._n_groups, values.shape[1], dtype=values.dtype, device=values.device)
-        return empty.index_add(0, self._index, values).index_select(0, self._index)
-
-
-def pair_codes(labels: Tensor, environments: Tensor) -> Tensor:
-    """Return an integer code for each pair of a label, int64 ``(B,)``, and an environment, int64 ``(B,)``."""
-    environments = environments - environments.min()
-    return labels * (environments.max() + 1) + environments
-
-
 def highest_precision_dtype(device: torch.device) -> torch.dtype:
     """Return the floating-point dtype of highest precision that a device supports."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-# (rows, columns) of a tile of the Gram matrix, by device: on a CPU, a tile that fits into a core's cache
-_TILE_SHAPE_BY_DEVICE = {"cpu": (128, 2048)}
-# … on other devices a large tile, since launching a kernel takes longer than computing a small tile
-_DEFAULT_TILE_SHAPE = (2048, 8192)
-# memory, in bytes, for exponentials that are kept for the backward pass instead of being recomputed; enough for most of
-# the upper triangle of the Gram matrix at a batch size of 2,048
-_CACHED_EXPONENTIALS_BYTES = 7 * 2**20
-# largest 1/temperature in float32, which represents exp(±40) and sums of it; float64 is used for lower temperatures
-_MAX_FLOAT32_INVERSE_TEMPERATURE = 40.0
-# lowest temperature: ratios of two exponentials, up to exp(2/temperature), overflow float64 below it
-MIN_TEMPERATURE = 1 / 350
-
-
-def log_sum_exp(z: Tensor, temperature: float, labels: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Compute the log-sum-exp of each anchor's logits over all other cells, or separately by label.
-
-    Memory is O(B·D) plus a constant amount for exponentials, whatever the batch size.
-
-    Parameters
-    ----------
-    z
-        Embeddings of unit length, float32 or float64 ``(B, D)``.
-    temperature
-        Scale of the logits, at least ``MIN_TEMPERATURE``.
-    labels
-        Integer labels ``(B,)``. If given, the sum over cells with the anchor's label and the sum over cells with other
-        labels are computed separately.
-
-    Returns
-    -------
-    Without labels, one tensor ``(B,)``. With labels, two tensors ``(B,)``: over cells with the same label, and over
-    cells with other labels. An empty sum gives −inf.
-    """
-    if z.dtype == torch.float32 and 1 / temperature > _MAX_FLOAT32_INVERSE_TEMPERATURE:
-        return tuple(part.float() for part in _LogSumExp.apply(z.double(), temperature, labels))
-    return _LogSumExp.apply(z, temperature, labels)
-
-
-class _LogSumExp(torch.autograd.Function):
-    """Log-sum-exp over the tiles of the Gram matrix, with a backward pass that recomputes exponentials."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, temperature: float, labels: Tensor | None) -> tuple[Tensor, ...]:
-        sums = z.new_zeros(1 if labels is None else 2, len(z))
-        kept: list[Tensor] = []
-        room = _CACHED_EXPONENTIALS_BYTES if ctx.needs_input_grad[0] else 0
-        scaled = z / temperature
-        for rows, columns, new in _tiles(z):
-            tile = _exponentials(scaled, z, rows, columns)
-            room -= tile.nbytes
-            if room >= 0:
-                kept.append(tile)
-            for total, part in zip(sums, _split_by_label(tile, labels, rows, columns), strict=True):
-                total[rows] += part.sum(1)
-                total[columns][new] += part[:, new].sum(0)
-        ctx.save_for_backward(z, sums, labels)
-        ctx.temperature, ctx.kept = temperature, kept
-        return tuple(sums.log())
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        z, sums, labels = ctx.saved_tensors
-        # the sum of an anchor without partners is empty, and its gradient is zero
-        weights = torch.stack(gradients) / sums.clamp(min=torch.finfo(z.dtype).tiny)
-        scaled = z / ctx.temperature
-        kept = iter(ctx.kept)
-        gradient = torch.zeros_like(z)
-        for rows, columns, new in _tiles(z):
-            tile = next(kept, None)
-            if tile is None:
-                tile = _exponentials(scaled, z, rows, columns)
-            terms = [
-                (w[rows, None] + w[columns]).mul_(part)
-                for w, part in zip(weights, _split_by_label(tile, labels, rows, columns), strict=True)
-            ]
-            product = terms[0] if len(terms) == 1 else terms[0].add_(terms[1])
-            gradient[rows].addmm_(product, scaled[columns])
-            gradient[columns][new].addmm_(product[:, new].T, scaled[rows])
-        return gradient, None, None
-
-
-def _tiles(z: Tensor) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield the rows and columns of each tile on or above the diagonal of the Gram matrix.
-
-    The third slice selects the columns of the tile that are not also among its rows. The mirrored tile below the
-    diagonal holds these columns only.
-    """
-    n = len(z)
-    height, width = _TILE_SHAPE_BY_DEVICE.get(z.device.type, _DEFAULT_TILE_SHAPE)
-    for start in range(0, n, height):
-        rows = slice(start, min(start + height, n))
-        for left in range(start, n, width):
-            new = slice(rows.stop - rows.start if left == start else 0, None)
-            yield rows, slice(left, min(left + width, n)), new
-
-
-def _exponentials(scaled: Tensor, z: Tensor, rows: slice, columns: slice) -> Tensor:
-    """Compute ``exp(z_i · z_j / temperature)`` in a tile, with zero on the diagonal of the Gram matrix."""
-    tile = torch.mm(scaled[rows], z[columns].T).exp_()
-    return tile.fill_diagonal_(0) if rows.start == columns.start else tile
-
-
-def _split_by_label(tile: Tensor, labels: Tensor | None, rows: slice, columns: slice) -> tuple[Tensor, ...]:
-    """Return the tile itself, or with labels its entries within labels and its entries between labels."""
-    if labels is None:
-        return (tile,)
-    same = labels[rows, None] == labels[columns]
-    return tile * same, tile * ~same
 
 
 def total_variance(z: Tensor) -> float:
@@ -715,4 +503,4 @@ def effective_rank(z: Tensor) -> float:
     4.0
     """
     as_came = torch.promote_types(z.dtype, torch.float32)  # NumPy has no bfloat16, so half precision becomes float32
-    return _linear_maps.effective_rank(z.detach().to(as_came).cpu().numpy())
+    return linear_maps.effective_rank(z.detach().to(as_came).cpu().numpy())

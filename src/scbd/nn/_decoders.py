@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scbd._checks import check_choice
+from scbd._shared.checks import check_choice
 
 Likelihood = Literal["bernoulli", "gaussian"]
 

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scbd._checks import check_choice
+from scbd._shared.checks import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.utils.hooks import RemovableHandle
 
-    from scbd.nn._inputs import InputTransform
+    from scbd.nn._input_transform import InputTransform
 
 Representation = Literal["embedding", "intermediate"]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from scbd.pl._looks import wrap_name
+from scbd.pl._style import wrap_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scbd._anndata import IMAGE_KEY
-from scbd._checks import missing_key_message
-from scbd.pl._looks import wrap_name
+from scbd._shared.checks import missing_key_message
+from scbd._shared.keys import IMAGE_KEY
+from scbd.pl._style import wrap_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from scbd.metrics._benchmark import score_title
-from scbd.pl._looks import COLORS, NARROW_WIDTH, add_legend, figure_size, names_height, series_style, wrap_name
+from scbd.pl._style import COLORS, NARROW_WIDTH, add_legend, figure_size, names_height, series_style, wrap_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

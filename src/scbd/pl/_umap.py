@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 from scipy.sparse import SparseEfficiencyWarning
 
-from scbd._anndata import CONTENT_KEY, STYLE_KEY, check_anndata
-from scbd._checks import check_finite_rows, missing_key_message, suggest_name
-from scbd._files import keep_torch_threads
-from scbd.pl._looks import COLORS, wrap_name
+from scbd._shared.checks import check_finite_rows, missing_key_message, suggest_name
+from scbd._shared.keys import CONTENT_KEY, STYLE_KEY
+from scbd._shared.labels import check_anndata
+from scbd._shared.threads import keep_torch_threads
+from scbd.pl._style import COLORS, wrap_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,0 +1,196 @@
+"""Paths, and files that get their name only once they are complete."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import contextmanager, suppress
+from glob import escape
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+from uuid import uuid4
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+# longest file name, in bytes, to which a prefix and a suffix can be added (file systems allow 255 bytes in all)
+_MAX_NAME_BYTES = 200
+# first bytes of a Git LFS pointer, the small file that stands in place of a large one that was not downloaded
+_GIT_LFS_HEADER = b"version https://git-lfs.github.com/spec/"
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path on this machine, with ``~`` replaced by the home folder.
+
+    Raises
+    ------
+    ValueError
+        If ``path`` is the address of another machine or of an object store (it contains ``://``).
+    """
+    text = os.fspath(path)
+    if "://" in text:
+        msg = f"{text} is an address, and files are read and written on this machine: download it, and give its path."
+        raise ValueError(msg)
+    return Path(text).expanduser()
+
+
+def existing_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of an existing file or folder on this machine.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the path does not exist.
+    ValueError
+        If ``path`` is an address, see :func:`local_path`.
+    """
+    found = local_path(path)
+    if not found.exists():
+        msg = f"There is nothing at {path}."
+        raise FileNotFoundError(msg)
+    return found
+
+
+def check_file(path: str | os.PathLike[str]) -> Path:
+    """Return the path of an existing file on this machine.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the path does not exist or is a folder.
+    ValueError
+        If ``path`` is an address, or if the file is a Git LFS pointer, which does not contain the data.
+    """
+    found = local_path(path)
+    if not found.is_file():
+        msg = f"{path} is a folder: name a file." if found.is_dir() else f"There is no file {path}."
+        raise FileNotFoundError(msg)
+    with found.open("rb") as file:
+        if file.read(len(_GIT_LFS_HEADER)) == _GIT_LFS_HEADER:
+            msg = f"{path} is a placeholder of Git LFS, without the data: run git lfs pull where it was cloned."
+            raise ValueError(msg)
+    return found
+
+
+def check_plates_distinct(given: Iterable[object]) -> None:
+    """Raise ``ValueError`` if a plate is given twice.
+
+    Plates are paths or objects in memory. Two paths are equal if they lead to the same file or folder, whatever their
+    spelling. Two objects are equal if they are the same Python object.
+    """
+    seen: dict[str | int, str] = {}
+    for number, one in enumerate(given):
+        place: str | int = id(one)
+        name = f"plate {number} ({type(one).__name__})"
+        if isinstance(one, (str, os.PathLike)):
+            place, name = os.path.realpath(one), str(one)
+        if place in seen:
+            names = f"{name} is given twice" if name == seen[place] else f"{seen[place]} and {name} are one"
+            msg = f"{names}: each cell would be there twice, in training and in validation; give it once."
+            raise ValueError(msg)
+        seen[place] = name
+
+
+def partial_path(path: Path) -> Path:
+    """Return the hidden path at which a file or folder is written until it is complete.
+
+    The path depends on the final path alone, so that several processes can write to it and a restarted job finds it
+    again.
+    """
+    name = path.name
+    if len(os.fsencode(name)) > _MAX_NAME_BYTES:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return path.with_name(f".{name}.partial")
+
+
+@contextmanager
+def write_atomically(path: Path) -> Iterator[Path]:
+    """Yield a temporary path for writing a file, and rename the file to ``path`` at the end of the block.
+
+    An existing file at ``path`` is kept until then. The temporary path is unique, so that no other process writes to
+    it. If the block raises an error, the temporary file is removed.
+    """
+    partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def open_atomically(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file opened for writing bytes, and rename it to ``path`` when all bytes are on the disk.
+
+    An existing file at ``path`` is kept until then. If the block raises an error, no file is written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with write_atomically(path) as partial, partial.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(path.parent)
+
+
+def remove_partials(path: Path) -> None:
+    """Remove temporary files of :func:`write_atomically` for this path, left by processes that were killed."""
+    for partial in path.parent.glob(f".{escape(path.name)}.*.partial"):
+        partial.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    # fsync of a folder makes the renaming of a file durable; some systems cannot open a folder
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def check_output_directory(out: str | os.PathLike[str]) -> Path:
+    """Return the path of a directory after checking that it is writable, or that it can be created.
+
+    The directory is not created.
+
+    Raises
+    ------
+    FileExistsError
+        If ``out`` or one of its parents is a file.
+    PermissionError
+        If the directory, or its closest existing parent, is not writable.
+    ValueError
+        If ``out`` is an address, see :func:`local_path`.
+    """
+    out = local_path(out)
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not there.is_dir():
+        msg = f"{there} is a file: give a directory to write to, which is made if it is not there."
+        raise FileExistsError(msg)
+    if not os.access(there, os.W_OK | os.X_OK):
+        msg = f"{there} cannot be written to: give another directory, or change its permissions."
+        raise PermissionError(msg)
+    return out
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a text file (UTF-8) that appears at ``path`` only when it is complete and on the disk."""
+    with open_atomically(path) as file:
+        file.write(text.encode())
+
+
+def write_table(table: pd.DataFrame, path: Path, *, index: bool = False) -> None:
+    """Write a table to a CSV file, with its index only if ``index`` is true."""
+    write_text(table.to_csv(index=index), path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure to a PNG file with 120 dots per inch, and close the figure."""
+    import matplotlib.pyplot as plt
+
+    with write_atomically(path) as partial:
+        figure.savefig(partial, dpi=120, format="png")
+        plt.close(figure)

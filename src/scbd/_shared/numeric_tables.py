@@ -1,0 +1,155 @@
+"""Numeric columns of a table, and numeric arrays, checked for type and finite values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from scbd._shared.checks import check_unmasked, join_first
+from scbd._shared.labels import MISSING_WORDS, get_obs_column
+
+if TYPE_CHECKING:
+    pass
+
+
+def is_numeric_column(values: pd.Series) -> bool:
+    """Return whether a column has a numeric dtype; truth values, and text that looks like numbers, do not count."""
+    return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+
+
+def read_numeric_column(obs: pd.DataFrame, column: str) -> np.ndarray:
+    """Return a column of numbers, float64 ``(N,)``.
+
+    Raises
+    ------
+    KeyError
+        If the column is missing.
+    TypeError
+        If the column is not numeric.
+    ValueError
+        If the table has two columns of this name, or if a value is missing, NaN or infinite. The message lists the
+        rows.
+    """
+    values = get_obs_column(obs, column)
+    if not is_numeric_column(values):
+        msg = (
+            f"obs[{column!r}] holds no numbers ({values.dtype}): where they are stored as text, make them numbers, "
+            "astype(float); of dates, give the hours since the first; other labels have no order."
+        )
+        raise TypeError(msg)
+    numbers = values.to_numpy(dtype=np.float64, copy=True, na_value=np.nan)
+    bad = np.flatnonzero(~np.isfinite(numbers))
+    if bad.size:
+        msg = (
+            f"obs[{column!r}] has no finite value for {bad.size} of {len(numbers)} cells (rows {join_first(bad)}): "
+            "give them one, or leave these rows out."
+        )
+        raise ValueError(msg)
+    return numbers
+
+
+def is_sparse(values: Any) -> bool:
+    """Return whether a matrix is sparse, in memory or in a file."""
+    return not isinstance(values, np.ndarray) and (
+        hasattr(values, "toarray") or "sparse" in type(values).__module__.lower()
+    )
+
+
+def check_dense(values: Any, where: str) -> Any:
+    """Check that a matrix is dense, and return it such that it can be read row by row.
+
+    A DataFrame is converted to an array. Any other dense matrix, such as an array or a memory-map, is returned
+    unmodified.
+
+    Parameters
+    ----------
+    values
+        Matrix ``(N, F)``.
+    where
+        Name of the matrix in error messages.
+
+    Raises
+    ------
+    TypeError
+        If a column of a DataFrame holds values that are not numbers, or if the matrix is a masked array.
+    ValueError
+        If the matrix is sparse.
+    """
+    check_unmasked(where, values)
+    if is_sparse(values):
+        msg = f"{where} is a sparse matrix, and a dense one is needed: give {where}.toarray()."
+        raise ValueError(msg)
+    return frame_to_array(values, where) if isinstance(values, pd.DataFrame) else values
+
+
+def frame_to_array(frame: pd.DataFrame, where: str) -> np.ndarray:
+    """Convert a DataFrame of numbers and truth values to an array ``(N, F)``, with NaN for missing values.
+
+    The array has the common dtype of the columns, or float64 if the columns have none.
+
+    Parameters
+    ----------
+    frame
+        Table ``(N, F)``.
+    where
+        Name of the table in error messages.
+
+    Raises
+    ------
+    TypeError
+        If a column holds values that are neither numbers nor truth values.
+    """
+    others = []
+    for place, (name, dtype) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
+        if is_number_dtype(dtype):
+            continue
+        column = frame.iloc[:, place]
+        numbers, text = parse_numbers(column)
+        # numbers that are stored as text are refused: they may be names, such as numbers of clusters
+        text = text | (str(dtype) != "object") | column.map(lambda value: isinstance(value, str)).to_numpy(bool)
+        if text.any():
+            first = int(np.argmax(text))
+            others.append(
+                f"{name} in {text.sum():,} of {len(text):,} rows, such as {column.iloc[first]!r} in row {first}"
+            )
+        else:
+            frame = frame.copy(deep=False)
+            frame.isetitem(place, numbers)
+    if others:
+        msg = (
+            f"{where} has columns that hold no numbers ({join_first(others)}): leave columns of text out or put them "
+            "into obs, and cast numbers that are stored as text with astype(float)."
+        )
+        raise TypeError(msg)
+    values = frame.to_numpy()
+    return frame.to_numpy(np.float64, na_value=np.nan) if values.dtype == object else values
+
+
+def parse_numbers(values: pd.Series) -> tuple[np.ndarray, np.ndarray]:
+    """Convert a column of any dtype to numbers, and mark the values that are not numbers.
+
+    Returns
+    -------
+    Numbers, float64 ``(N,)``: NaN for missing values and for values that are not numbers. And a boolean mask ``(N,)``
+    of the values that are not numbers. Missing values, and texts that stand for one (:data:`MISSING_WORDS`), are not
+    marked.
+    """
+    if is_number_dtype(values.dtype):
+        return values.to_numpy(np.float64, copy=True, na_value=np.nan), np.zeros(len(values), dtype=bool)
+    plain = values.astype(object)
+    if values.dtype.kind in "cmM":  # complex numbers, durations and dates
+        return np.full(len(values), np.nan), plain.notna().to_numpy()
+    numbers = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64, copy=True, na_value=np.nan)
+    left = np.isnan(numbers) & plain.notna().to_numpy()
+    numbers[plain.isna().to_numpy()] = np.nan
+    left[left] = [str(value).strip().lower() not in MISSING_WORDS for value in plain[left]]
+    return numbers, left
+
+
+def is_number_dtype(dtype: Any) -> bool:
+    """Return whether a dtype holds real numbers or truth values; a categorical dtype does not."""
+    if pd.api.types.is_bool_dtype(dtype):  # tested first: is_numeric_dtype refuses PyArrow's booleans
+        return not isinstance(dtype, pd.CategoricalDtype)
+    return pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_complex_dtype(dtype)

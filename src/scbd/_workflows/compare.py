@@ -1,0 +1,363 @@
+"""Compare embeddings, without and with batch correction, by scores on cells that were not used for training."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from scbd._shared.keys import CONTENT_KEY, PIXEL_PCA_KEY, STYLE_KEY
+from scbd._shared.labels import check_control_labels
+from scbd.corrections._correct import check_correction, correct
+from scbd.data._splits import stratified_split
+from scbd.metrics._arguments import (
+    check_keys,
+    get_embedding,
+    get_label_texts,
+    get_named_embeddings,
+    training_mask,
+    warn_if_seen_in_training,
+)
+from scbd.metrics._benchmark import benchmark, check_reference_keys, name_with_net, nets_by_name, probe_scores
+from scbd.metrics._probes import label_probe, resolve_probe_groups
+from scbd.metrics._profiles import aggregate
+from scbd.metrics._relationships import Relations, partner_average_precision
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from anndata import AnnData
+    from numpy.typing import ArrayLike
+
+    from scbd.metrics._arguments import Embeddings
+    from scbd.metrics._probes import ProbeKind
+
+logger = logging.getLogger(__name__)
+
+# embeddings that are evaluated by default, by name
+_EMBEDDINGS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY, "pixel PCA": PIXEL_PCA_KEY}
+# minimum number of held-out cells for a score on these alone; with fewer, the score is mostly noise
+MIN_HELD_OUT_CELLS = 50
+# kinds of probes that predict the environment
+PROBES: tuple[ProbeKind, ...] = ("linear", "quadratic", "neighbours")
+# number of unseen perturbations below which we warn that scores of these alone are mostly noise
+MIN_UNSEEN_PERTURBATIONS = 10
+# maximum number of cells of a probe of unseen perturbations, as by default in a benchmark
+_MAX_PROBE_CELLS = 100_000
+# number of bootstrap resamples of the test cells, and level of the confidence intervals
+N_BOOTSTRAP_RESAMPLES, CONFIDENCE_LEVEL = 200, 0.95
+
+
+def evaluate(
+    adata: AnnData,
+    label_keys: Sequence[str],
+    *,
+    embeddings: Mapping[str, str | np.ndarray] | None = None,
+    train_indices: str | ArrayLike | None = None,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Evaluate how well z_c, z_s and a PCA of the pixels predict each label.
+
+    Parameters
+    ----------
+    adata
+        Embedded cells.
+    label_keys
+        Columns of ``obs``.
+    embeddings
+        Names of embeddings with their key in ``obsm``, a layer, ``"X"``, or an array ``(N, D)``. By default z_c, z_s
+        and a PCA of the pixels, in ``X_scbd_c``, ``X_scbd_s`` and ``X_pixel_pca``.
+    train_indices
+        Cells that the encoders were trained on: row numbers, a mask ``(N,)``, or a column of ``obs`` that is ``True``
+        or ``"train"`` for these cells, such as ``"scbd_split"`` of ``scbd run``. Probes are trained on these cells and
+        tested on all other cells. Without ``train_indices``, or with fewer than 50 other cells, probes split all cells
+        at random.
+    seed
+        Seed of the probes.
+
+    Returns
+    -------
+    Data frame with one row per embedding and label, and these columns:
+
+    - ``embedding`` and ``label``.
+    - ``tested_on``: ``"held-out cells"`` with labels that were trained on, ``"unseen labels"`` or ``"all cells"``.
+    - ``f1``, ``auroc``, ``accuracy`` and ``chance_f1``, see :func:`scbd.metrics.label_probe`.
+    - ``f1_low`` and ``f1_high``: 95 % confidence interval of the F1, for other test cells but the same trained model;
+      NaN if all cells are predicted correctly.
+
+    If at least two values of a label were not in training, there is an additional row with ``"unseen labels"``: a probe
+    is trained on one half of their cells to distinguish these values, and tested on the other half.
+
+    An F1 far below ``chance_f1`` means the same as an F1 at chance, that the label cannot be predicted. It occurs if
+    the probe assigns the same label to all cells, for example because each environment was given mean 0.
+
+    Probes of :func:`scbd.compare` are trained on a part of the held-out cells. These are fewer cells, so that its
+    scores are lower.
+
+    Raises
+    ------
+    KeyError
+        If an embedding or a column is missing.
+    TypeError
+        If an embedding is a DataFrame with a column that is not numeric.
+    ValueError
+        If an embedding is sparse; see also :func:`scbd.metrics.label_probe`.
+
+    Warns
+    -----
+    UserWarning
+        If ``train_indices`` leave too few other cells, so that cells are scored that the encoders were trained on.
+
+    Examples
+    --------
+    >>> adata.obsm["X_pixel_pca"] = scbd.baselines.pixel_pca(adata, n_components=16)
+    >>> report = scbd.evaluate(adata, ["gene", "well"], train_indices=model.train_indices)
+    >>> len(report)  # three embeddings, two labels
+    6
+    """
+    embeddings = _EMBEDDINGS if embeddings is None else embeddings
+    label_keys = [label_keys] if isinstance(label_keys, str) else label_keys
+    check_keys(adata, [key for key in embeddings.values() if isinstance(key, str)], label_keys)
+    train = None if train_indices is None else training_mask(adata, train_indices, "train_indices")
+    if train is not None and (left := int((~train).sum())) < MIN_HELD_OUT_CELLS:
+        train = None
+        msg = (
+            f"Scores are flattering: they are of all cells, as {left} of {adata.n_obs:,} were not trained on, and "
+            f"{MIN_HELD_OUT_CELLS} are needed. To hold more out, train with train_size=0.7 or split=…"
+        )
+        warnings.warn(msg, UserWarning, stacklevel=2)
+    spaces = {
+        name: get_embedding(adata, given) if isinstance(given, str) else given for name, given in embeddings.items()
+    }
+    rows: list[dict[str, Any]] = []
+    for label in label_keys:
+        parts = _evaluation_parts(adata.obs[label], train, seed)
+        for name, space in spaces.items():
+            for tested_on, of, learned in parts:
+                x = space if of.all() else np.asarray(space)[of]
+                scores = probe_scores(
+                    x,
+                    adata.obs[label][of],
+                    kind="linear",
+                    groups=None,
+                    train=learned,
+                    n_bootstrap=N_BOOTSTRAP_RESAMPLES,
+                    seed=seed,
+                )
+                values = {score: scored.value for score, scored in scores.items()}
+                low, high = np.clip(scores["f1"].interval(CONFIDENCE_LEVEL), 0, 1)
+                row = {"embedding": name, "label": label, "tested_on": tested_on, "f1": values.pop("f1")}
+                rows.append(row | {"f1_low": low, "f1_high": high} | values | {"chance_f1": scores["f1"].chance})
+    return pd.DataFrame(rows)
+
+
+def _evaluation_parts(
+    labels: pd.Series, train: np.ndarray | None, seed: int
+) -> list[tuple[str, np.ndarray, np.ndarray | None]]:
+    """Return the parts of the table that a probe of a label is evaluated on.
+
+    Each part consists of its name, a mask ``(N,)`` of its cells, and a mask of the training cells of the probe among
+    these. The last mask is `None` if the probe should split the cells at random.
+    """
+    if train is None:
+        return [("all cells", np.ones(len(labels), dtype=bool), None)]
+    # cells without a label stay in, so that the probe reports them
+    known = (labels.isin(labels[train].unique()) | labels.isna()).to_numpy()
+    parts: list[tuple[str, np.ndarray, np.ndarray | None]] = []
+    if (known & ~train).any():
+        parts.append(("held-out cells", known, train[known]))
+    new = labels[~known]
+    several = (~known) & (labels.map(new.value_counts()).astype(float) > 1).to_numpy()
+    if labels[several].nunique() > 1:
+        half = stratified_split([labels[several].astype(str).to_numpy()], train_size=0.5, seed=seed).train
+        parts.append(("unseen labels", several, np.isin(np.arange(several.sum()), half)))
+    return parts
+
+
+def compare(
+    adata: AnnData,
+    embeddings: Embeddings,
+    *,
+    trained_on: str | ArrayLike,
+    y_key: str,
+    e_key: str | Sequence[str],
+    control: str | Sequence[str] | None = None,
+    corrections: Sequence[str | None] = (None, "standardised"),
+    **how: Any,
+) -> pd.DataFrame:
+    """Score embeddings, without and with batch correction, on cells that were not used for training.
+
+    Scores on training cells are too high: encoders may have memorised their perturbations, and corrections have been
+    fitted to them. Corrections therefore learn only from the cells in ``trained_on``. ComBat and Harmony are
+    exceptions, because they always use all cells of the table. These include the scored cells, but not their
+    perturbations.
+
+    Parameters
+    ----------
+    adata
+        Cells, including those that were trained on.
+    embeddings
+        Embeddings of all these cells: keys of ``obsm``, such as features of a pretrained network; arrays; or files, see
+        :func:`scbd.metrics.benchmark`.
+    trained_on
+        Cells that the encoders were trained on and corrections learn from: a mask ``(N,)``, row numbers, or a column of
+        ``obs`` that is ``True`` or ``"train"`` for these cells. Each environment needs such cells. Perturbations
+        without such cells are called *unseen*.
+    y_key, e_key
+        Columns of ``obs`` with the perturbation and the environment.
+    control
+        Value of ``y_key`` that marks the controls.
+    corrections
+        Names of corrections, see :func:`scbd.corrections.correct`; `None` for the unmodified embedding.
+    **how
+        Further arguments of :func:`scbd.metrics.benchmark`, such as ``guide_key`` and ``net``.
+
+    Returns
+    -------
+    The data frame of :func:`scbd.metrics.benchmark` for the cells that were not trained on. The name of a corrected
+    embedding includes the correction, as in ``"mine, standardised"``. Three kinds of probes predict the environment.
+
+    If some perturbations are unseen, there are additional scores:
+
+    - ``y_probe_unseen_f1`` and ``y_probe_unseen_auroc``: how well a probe distinguishes the unseen perturbations.
+    - ``relationship_map_seen`` and ``relationship_map_unseen``, with ``net``: mean average precision with which seen or
+      unseen genes retrieve the genes that they are related to, among all genes.
+
+    Probes are trained on a part of the new cells and tested on the rest. Probes of :func:`scbd.evaluate` are trained on
+    the cells in ``trained_on``, which are more, so that its scores are higher. Compare only scores of the same table.
+
+    Raises
+    ------
+    KeyError
+        If a key is missing.
+    ValueError
+        If there is no correction of a name, an argument that a correction needs is missing, or all cells or no cells
+        were trained on; see also :func:`scbd.metrics.benchmark`.
+
+    Warns
+    -----
+    UserWarning
+        With ``replicates``, if some of the perturbations were trained on.
+
+    Examples
+    --------
+    >>> adata.obsm["X_pixels"] = scbd.baselines.pixel_pca(adata, n_components=16, fit=np.arange(240) < 160)
+    >>> mine = {"SCBD": "X_scbd_c", "pixels": "X_pixels"}
+    >>> keys = {"y_key": "gene", "e_key": "well", "control": "nontargeting"}
+    >>> frame = scbd.compare(adata, mine, trained_on=np.arange(160), **keys, n_neighbors=10)
+    >>> frame["representation"].unique().tolist()
+    ['SCBD', 'SCBD, standardised', 'pixels', 'pixels, standardised']
+    """
+    fit = training_mask(adata, trained_on)
+    if fit.all() or not fit.any():
+        msg = (
+            f"trained_on marks {fit.sum()} of {len(fit)} cells: some must have been learned from, and some not. "
+            "train(train_size=0.7) holds cells out; by default, the linear encoder of features holds out none."
+        )
+        raise ValueError(msg)
+    known = correction_arguments(adata, y_key=y_key, e_key=e_key, control=control, fit=fit)
+    for correction in corrections:
+        if correction is not None:
+            check_correction(correction, known)
+    compared = [
+        (name if correction is None else f"{name}, {correction}", key, values, correction)
+        for name, key, values in get_named_embeddings(adata, embeddings)
+        for correction in corrections
+    ]
+    check_reference_keys(how.get("reference"), [name for name, *_ in compared], how.get("n_bootstrap", 0))
+    corrected: dict[str, dict[str, np.ndarray]] = {}
+    for name, key, values, correction in compared:
+        z = np.asarray(values) if correction is None else correct(values, correction, **known)
+        corrected.setdefault(name, {})[key] = z[~fit]
+    new, names = adata[~fit], get_label_texts(adata, y_key)
+    if how.get("replicates"):
+        perturbed = slice(None) if known.get("controls") is None else ~known["controls"][~fit]
+        warn_if_seen_in_training(names, fit, names[~fit][perturbed])
+    asked: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "control": control, "kinds": PROBES}
+    unseen = _unseen_perturbations(known["labels"], fit, known.get("controls"))
+    if 1 < len(unseen) < MIN_UNSEEN_PERTURBATIONS:
+        logger.warning(
+            "y_probe_unseen_f1 and y_probe_unseen_auroc are of %d perturbations that were not learned from: of so few "
+            "they say little, noise may have 1.",
+            len(unseen),
+        )
+    frame = benchmark(new, {name: list(of_key.values()) for name, of_key in corrected.items()}, **asked | how)
+    key_of = {f"{name}[{i}]": key for name, of_key in corrected.items() for i, key in enumerate(of_key)}
+    more = [
+        {"representation": name, "key": key, **row}
+        for name, of_key in corrected.items()
+        for key, z in of_key.items()
+        for row in _score_unseen_perturbations(new, unseen, z, asked, how)
+    ]
+    return pd.concat(
+        [frame.assign(key=frame["key"].map(key_of)), *([pd.DataFrame(more)] if more else [])], ignore_index=True
+    )
+
+
+def _score_unseen_perturbations(
+    adata: AnnData, unseen: np.ndarray, z: np.ndarray, asked: dict[str, Any], how: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield the scores of unseen perturbations, with the relationship score of seen perturbations for comparison."""
+    y_key = asked["y_key"]
+    labels = get_label_texts(adata, y_key)
+    rows = np.isin(labels, unseen)
+    if len(unseen) > 1:
+        groups = resolve_probe_groups(
+            adata[rows], y_key, asked["e_key"], how.get("guide_key"), how.get("group_key", "auto")
+        )
+        few = {"max_cells": _MAX_PROBE_CELLS, "seed": how.get("seed", 0)}
+        probe = label_probe(z[rows], labels[rows], groups=groups, **few)
+        for score, chance in (("f1", probe["chance_f1"]), ("auroc", 0.5)):
+            yield _metric_row(f"y_probe_unseen_{score}", probe[score], chance)
+    nets = nets_by_name(how.get("net"))
+    if len(unseen) and nets:
+        from anndata import AnnData
+
+        table = AnnData(obs=adata.obs, obsm={"z": z})
+        guides = how.get("guide_key")
+        profiles = aggregate(table, "z", gene_key=y_key, guide_key=guides, control=asked["control"])
+        for net_name, net in nets.items():
+            found = partner_average_precision(Relations(profiles, net))
+            is_unseen = found.index.isin(unseen)
+            for name, part in {"seen": found[~is_unseen], "unseen": found[is_unseen]}.items():
+                metric = name_with_net(f"relationship_map_{name}", net_name)
+                yield _metric_row(metric, part["average_precision"].mean(), part["chance"].mean())
+
+
+def _unseen_perturbations(labels: np.ndarray, fit: np.ndarray, controls: np.ndarray | None) -> np.ndarray:
+    """Return the names of perturbations without any cell in ``fit``, excluding controls."""
+    perturbed = np.ones(len(fit), dtype=bool) if controls is None else ~controls
+    return np.setdiff1d(labels[perturbed], labels[fit])
+
+
+def _metric_row(metric: str, value: float, chance: float) -> dict[str, Any]:
+    return {"metric": metric, "value": float(value), "chance": float(chance), "better": "higher"}
+
+
+def correction_arguments(
+    adata: AnnData,
+    *,
+    y_key: str | Sequence[str],
+    e_key: str | Sequence[str],
+    control: object | Sequence[object] | None = None,
+    position_key: str | None = None,
+    fit: np.ndarray | None = None,
+) -> dict[str, Any]:
+    """Return arguments of :func:`scbd.corrections.correct` for all cells, without those that were not given.
+
+    Raises
+    ------
+    KeyError
+        If a column is missing.
+    ValueError
+        If a cell has no label, or no cell is a control.
+    """
+    keys = {"labels": y_key, "environments": e_key, "positions": position_key}
+    known: dict[str, Any] = {name: get_label_texts(adata, key) for name, key in keys.items() if key is not None}
+    if control is not None:
+        labels = known["labels"]
+        known["controls"] = np.isin(labels, check_control_labels(control, labels, y_key))
+    return known if fit is None else known | {"fit": fit}

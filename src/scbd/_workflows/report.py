@@ -1,0 +1,534 @@
+"""The report of a run: a single HTML page with embedded pictures, which needs no other file and no network."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from scbd import pl
+from scbd._shared.files import write_text
+from scbd._shared.labels import label_text, label_values
+from scbd.pl._style import wrap_name
+from scbd.pl._umap import compute_umap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from anndata import AnnData
+    from matplotlib.figure import Figure
+
+# number of perturbations (or other labels) that are coloured in a UMAP
+_N_COLOURED_LABELS = 10
+# minimum number of cells for a UMAP, which needs a few neighbours per cell, and maximum number of cells drawn
+_MIN_UMAP_CELLS, _MAX_UMAP_CELLS = 5, 5_000
+# more labels would need a legend of two columns, which leaves no room for the cells
+_MAX_LEGEND_LABELS = 14
+# pictures of cells: maximum number of perturbations (rows), number of crops per row, maximum number of channels
+_MAX_CROP_PERTURBATIONS, _CROPS_PER_ROW, _MAX_CHANNELS = 5, 4, 6
+# maximum number of perturbations in the heat map of profiles
+_MAX_PROFILES = 40
+# maximum number of perturbations for which the columns of the heat map are labelled in addition to its rows
+_MAX_COLUMN_LABELS = 20
+# longer labels in the heat map are shortened
+_MAX_LABEL_LETTERS = 24
+# width of pictures in inches, and dots per inch: a phone shows 4.2 inches on 360 pixels, so that letters of 8 points
+# are 10 pixels high
+_WIDTH, _DPI = 4.2, 200
+# percentiles of pixel values that are drawn black and white
+_PERCENTILES = 0.5, 99.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Contents of the report of a run.
+
+    Parameters
+    ----------
+    title
+        Title of the page, such as ``"gene by well"``.
+    verdict
+        Verdict of the run (:attr:`scbd._workflows.verdict.Verdict.text`), usually two sentences.
+    next_step
+        One sentence of advice on what to do next.
+    best
+        Name of the best embedding, as in ``scores``; `None` if no embedding is called best.
+    best_rule
+        The rule by which the best embedding was chosen, such as "the highest score".
+    scores
+        One row per embedding and measure, with the columns ``embedding``, ``measure``, ``value``, ``low`` and ``high``
+        (95 % interval, may be NaN), ``chance`` (may be NaN), ``better`` (``"higher"`` or ``"lower"``), ``n`` and
+        ``unit`` (number and kind of the units averaged, such as 12 and ``"perturbations"``).
+    terms
+        Explanations of terms in the names of embeddings, by term.
+    cells
+        Held-out cells only: ``obs`` with labels, ``obsm`` with embeddings.
+    embeddings
+        Title and ``obsm`` key of each embedding to draw as a UMAP: inputs first, then z_c.
+    y_key, e_keys
+        Columns of ``cells.obs`` with the perturbation and with the environments.
+    controls
+        Perturbations that are controls; may be empty.
+    strongest
+        Perturbations with the strongest effects, strongest first. Ten of them are coloured in UMAPs.
+    history
+        Losses by step, ``model.history``.
+    ceiling
+        Supervised loss of a collapsed embedding, see :func:`scbd.pl.history`.
+    crops
+        Images of held-out cells ``(N, C, H, W)``, the perturbation of each cell, and the names of the channels; `None`
+        for features.
+    profiles
+        Mean embedding of the held-out cells of each perturbation relative to controls: one row per perturbation.
+        ``profiles.columns.name`` is the name of the embedding.
+    decisions
+        Choices that were made automatically, one per row: ``decision``, ``value``, ``n_cells`` (number of cells on
+        which the choice is based, may be missing) and ``why``.
+    warnings
+        Warnings of the run.
+    settings, versions
+        Settings of the run, and versions of packages, by name.
+    code
+        Lines of Python with which the user can continue.
+    files
+        Description of the content of each file of the run, by file name.
+    """
+
+    title: str
+    verdict: str
+    next_step: str
+    best: str | None
+    best_rule: str
+    scores: pd.DataFrame
+    terms: Mapping[str, str]
+    cells: AnnData
+    embeddings: Mapping[str, str]
+    y_key: str
+    e_keys: Sequence[str]
+    controls: Sequence[str]
+    strongest: Sequence[str]
+    history: Mapping[str, pd.DataFrame]
+    ceiling: float | None
+    crops: tuple[np.ndarray, Sequence[str], Sequence[str]] | None
+    profiles: pd.DataFrame
+    decisions: pd.DataFrame
+    warnings: Sequence[str]
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    code: str
+    files: Mapping[str, str]
+
+
+class _Picture(NamedTuple):
+    """A picture for the HTML page."""
+
+    source: str
+    """Data URI of the PNG file."""
+    width: int
+    """Width in pixels."""
+    height: int
+    """Height in pixels."""
+    alt: str
+    """Description for readers who cannot see the picture."""
+    caption: Sequence[str]
+    """Paragraphs of the caption."""
+
+
+class _Bar(NamedTuple):
+    """Positions along the bar that shows a score, in per cent of its width; `None` if the number is missing."""
+
+    zero: float
+    """Position of a score of 0."""
+    value: float | None
+    """Position of the score."""
+    interval: tuple[float, float] | None
+    """Positions of the ends of the interval of the score."""
+    chance: float | None
+    """Position of the score expected by chance."""
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Render a report as HTML and write it to a file, which appears at ``path`` only when it is complete."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(
+        files("scbd._workflows").joinpath("report.html.jinja").read_text(encoding="utf-8")
+    )
+    labels = _label_table(report)
+    with _isolated_plotting():
+        page = template.render(
+            report=report,
+            counts=_held_out_counts(report, labels),
+            umaps=_draw_umaps(report, labels),
+            n_cells=report.cells.n_obs,
+            max_umap_cells=_MAX_UMAP_CELLS,
+            measures=_format_measures(report.scores, report.best),
+            training=_draw_training(report),
+            crops=_draw_crops(report),
+            heat_map=_draw_heat_map(report),
+            decisions=_format_decisions(report.decisions),
+            settings=_flatten_settings(report.settings),
+        )
+    write_text(page, path)
+
+
+@contextmanager
+def _isolated_plotting() -> Iterator[None]:
+    """Restore matplotlib's settings at the end of the block, and close figures that were opened in it."""
+    import matplotlib.pyplot as plt
+
+    before = set(plt.get_fignums())
+    try:
+        with plt.rc_context(), warnings.catch_warnings():
+            # without this, matplotlib draws text between dollar signs as a formula
+            plt.rcParams["text.parse_math"] = False
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
+            yield
+    finally:
+        for number in set(plt.get_fignums()) - before:
+            plt.close(number)
+
+
+def _encode_figure(figure: Figure, alt: str, *caption: str) -> _Picture:
+    """Encode a figure as a PNG in the width of a phone, and close the figure."""
+    import matplotlib.pyplot as plt
+
+    figure.set_figwidth(_WIDTH)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=_DPI, facecolor="w")
+    plt.close(figure)
+    width, pixels = (round(inches * _DPI) for inches in figure.get_size_inches())
+    return _Picture("data:image/png;base64," + base64.b64encode(file.getvalue()).decode(), width, pixels, alt, caption)
+
+
+def _label_table(report: Report) -> pd.DataFrame:
+    """Return the perturbation and the environments of the held-out cells as text, one column each."""
+    obs, keys = report.cells.obs, [report.y_key, *report.e_keys]
+    labels = {key: label_values(obs, key, allow_missing=True).cat.rename_categories(label_text) for key in keys}
+    return pd.DataFrame(labels, index=obs.index)
+
+
+def _held_out_counts(report: Report, labels: pd.DataFrame) -> list[str]:
+    """Return phrases that state the number of held-out cells, and the number of values of each of their labels."""
+    numbers = {key: labels[key].nunique() for key in labels}
+    return [f"{report.cells.n_obs:,} held-out cells", *(f"{key}: {n:,} values" for key, n in numbers.items())]
+
+
+def _draw_umaps(report: Report, labels: pd.DataFrame) -> list[tuple[str, list[_Picture]]]:
+    """Draw a UMAP of each embedding, coloured by the perturbation and by each environment.
+
+    Up to 5,000 held-out cells are drawn, chosen at random. An embedding with too few finite cells is skipped.
+
+    Returns
+    -------
+    Title and pictures of each embedding.
+    """
+    from anndata import AnnData
+
+    rows = np.sort(np.random.default_rng(0).permutation(len(labels))[:_MAX_UMAP_CELLS])
+    drawn = []
+    for title, key in report.embeddings.items():
+        values = np.asarray(report.cells.obsm[key])[rows]
+        finite = np.isfinite(values).all(1)
+        if finite.sum() < _MIN_UMAP_CELLS:
+            continue
+        places = compute_umap(values[finite])
+        cells = AnnData(obs=labels.iloc[rows[finite]].copy(), obsm={"X": places, "X_umap": places})
+        missing = f" {(~finite).sum():,} cells without finite values are missing." if not finite.all() else ""
+        pictures = [_draw_umap(report, cells, title, column, missing) for column in labels]
+        drawn.append((title, pictures))
+    return drawn
+
+
+def _draw_umap(report: Report, cells: AnnData, title: str, column: str, missing: str) -> _Picture:
+    """Draw the UMAP of one embedding, coloured by one label, and explain the colours in the caption.
+
+    Parameters
+    ----------
+    report
+        Contents of the report.
+    cells
+        Cells to draw, with UMAP coordinates in ``obsm["X"]``.
+    title
+        Name of the embedding.
+    column
+        Column of ``cells.obs`` with the label.
+    missing
+        Sentence about cells that are not drawn, for the caption; may be empty.
+    """
+    cells.obs[column] = cells.obs[column].cat.remove_unused_categories()
+    counts = cells.obs[column].value_counts()
+    controls: list[str] = []
+    if column == report.y_key:
+        controls = [name for name in report.controls if name in counts]
+        colored = [name for name in report.strongest if name in counts and name not in controls][:_N_COLOURED_LABELS]
+        choice = "with the strongest effects" if colored else "with the most cells"
+        # without known effects, more than ten colours would need a legend of two columns
+        colored = colored or [name for name in counts.index if name not in controls][:_N_COLOURED_LABELS]
+        kind, meaning = "perturbations", "If cells of one colour lie together, the embedding carries the perturbation."
+    else:
+        is_long = len(counts) > _MAX_LEGEND_LABELS
+        colored = list(counts.index[:_N_COLOURED_LABELS] if is_long else counts.index.sort_values())
+        kind, choice = f"labels of {column}", "with the most cells"
+        meaning = f"If colours are mixed, the embedding does not carry the environment ({column})."
+    n_others = len(counts) - len(colored) - len(controls)
+    seen = f"Coloured: the {len(colored)} {kind} {choice}." if n_others else f"Coloured: all {kind}."
+    seen += " Grey: controls." if controls else ""
+    seen += f" Light grey: {n_others:,} others." if n_others else ""
+    axes = pl.umap_blocks(cells, [column], blocks={title: "X"}, highlight=colored, control=controls)
+    alt = f"UMAP of {title}, held-out cells coloured by {column}."
+    return _encode_figure(axes[0, 0].figure, alt, f"{seen} {meaning}{missing}")
+
+
+def _format_measures(scores: pd.DataFrame, best: str | None) -> list[dict[str, Any]]:
+    """Format the scores as one table per measure, for the template.
+
+    Returns
+    -------
+    One dictionary per measure: ``name``, ``better`` (direction), ``basis`` (number of perturbations or cells), ``rows``
+    (one per embedding) and ``range`` (scores at the left and right end of the bars).
+    """
+    found = []
+    for name, own in scores.groupby("measure", sort=False):
+        numbers = own[["value", "low", "high", "chance"]].astype(float)
+        finite = numbers.to_numpy()[np.isfinite(numbers.to_numpy())]
+        start, end = min([0.0, *finite]), max([0.0, *finite])
+        end = end if end > start else 1.0
+        largest = np.abs(finite).max(initial=0.0)
+        digits = 0 if largest >= 100 else 2 if largest >= 0.2 else 3
+
+        def text(value: float, digits: int = digits) -> str:
+            return f"{value:,.{digits}f}" if np.isfinite(value) else "–"
+
+        def place(value: float, start: float = start, end: float = end) -> float:
+            return round(100 * (value - start) / (end - start), 2)
+
+        rows = []
+        for row, number in zip(own.itertuples(), numbers.itertuples(), strict=True):
+            has_interval = np.isfinite([number.low, number.high]).all()
+            bar = _Bar(
+                place(0.0),
+                place(number.value) if np.isfinite(number.value) else None,
+                (place(number.low), place(number.high)) if has_interval else None,
+                place(number.chance) if np.isfinite(number.chance) else None,
+            )
+            rows.append(
+                {
+                    "embedding": row.embedding,
+                    "is_best": row.embedding == best,
+                    "value": text(number.value),
+                    "interval": f"{text(number.low)} to {text(number.high)}" if has_interval else "–",
+                    "chance": text(number.chance),
+                    "bar": bar,
+                }
+            )
+        better = next((str(word) for word in own["better"] if isinstance(word, str) and word), "")
+        found.append(
+            {
+                "name": name,
+                "better": better,
+                "basis": _count_units(own),
+                "rows": rows,
+                "range": (text(start), text(end)),
+            }
+        )
+    return found
+
+
+def _count_units(own: pd.DataFrame) -> str:
+    """Return the number of units over which the scores of a measure are averaged, such as "12 perturbations"."""
+    phrases = []
+    for unit, part in own.dropna(subset=["n"]).groupby("unit", sort=False):
+        low, high = int(part["n"].min()), int(part["n"].max())
+        phrases.append(f"{low:,} {unit}" if low == high else f"{low:,} to {high:,} {unit}")
+    return " and ".join(phrases)
+
+
+def _draw_training(report: Report) -> _Picture | None:
+    """Draw the training curves, and explain them in the caption; return `None` without a history of the loss."""
+    if "train_loss" not in report.history:
+        return None
+    figure = pl.history(report.history, ceiling=report.ceiling)[0].figure
+    sentences = []
+    names = {"validation": "validation_learned_c", "training": "train_learned_c"}
+    ends = {part: f"{report.history[name].iloc[-1, 0]:.2f}" for part, name in names.items() if name in report.history}
+    if ends:
+        values = " and ".join(f"{value} on {part} cells" for part, value in ends.items())
+        sentences.append(
+            f"At the end, the supervised information of z_c is {values}. 0 is as good as a collapsed embedding (all "
+            "cells in one point), 1 means that all perturbations are distinguished."
+        )
+    if len(ends) == 2:
+        sentences.append(
+            "Validation and training can be compared: if validation has less than half of the information of training, "
+            "the model has overfitted."
+        )
+    if "train_environment_c" in report.history:
+        sentences.append(
+            "The invariance loss measures how much more environments differ than by chance, in standard errors; the "
+            "shaded band is chance. Values below the band are no fault: environments then differ less than by chance, "
+            "because the inputs of each were standardised by its own cells."
+        )
+    sentences.append("The curves should be flat at the end; if they still change, train for longer.")
+    alt = "Curves of training and validation by step."
+    return _encode_figure(figure, alt, *sentences)
+
+
+def _draw_crops(report: Report) -> list[_Picture]:
+    """Draw images of controls and, below them, of cells with the strongest perturbations.
+
+    Three channels are drawn in one picture, as red, green and blue. Otherwise there is one grey picture per channel.
+    """
+    if report.crops is None or not len(report.crops[0]):
+        return []
+    images, labels, channels = report.crops
+    names = np.array([str(label) for label in labels], dtype=object)
+    is_control = np.isin(names, list(map(str, report.controls)))
+    known = [name for name in report.strongest if name in names]
+    chosen = (known or list(dict.fromkeys(names[~is_control])))[:_MAX_CROP_PERTURBATIONS]
+    groups = {"control": np.flatnonzero(is_control)} if is_control.any() else {}
+    groups |= {name: np.flatnonzero(names == name) for name in chosen}
+    pixels = [np.asarray(images[rows[:_CROPS_PER_ROW]], dtype=np.float32) for rows in groups.values()]
+    low, high = np.percentile(np.concatenate(pixels), _PERCENTILES, axis=(0, 2, 3))
+    scale = np.where(high > low, high - low, 1)[:, None, None]
+    scaled = [((crops - low[:, None, None]) / scale).clip(0, 1) for crops in pixels]
+    n_channels = images.shape[1]
+    pictures = []
+    for channel in [[0, 1, 2]] if n_channels == 3 else [[number] for number in range(min(n_channels, _MAX_CHANNELS))]:
+        title = ", ".join(str(channels[number]) for number in channel)
+        figure = _draw_mosaic(list(groups), [crops[:, channel] for crops in scaled], title)
+        if n_channels == 3:
+            colors = zip(("Red", "green", "blue"), channels, low, high, strict=True)
+            ranges = [f"{color}: {name}, from {start:.3g} to {end:.3g}" for color, name, start, end in colors]
+        else:
+            ranges = [f"Black is {low[channel[0]]:.3g}, white is {high[channel[0]]:.3g} and more"]
+        caption = f"{'; '.join(ranges)}, in all rows."
+        pictures.append(_encode_figure(figure, f"Crops of cells, one row per perturbation: {title}.", caption))
+    return pictures
+
+
+def _draw_mosaic(names: Sequence[str], rows: Sequence[np.ndarray], title: str) -> Figure:
+    """Draw rows of images on one canvas, with the name of each row at its left.
+
+    Parameters
+    ----------
+    names
+        Names of the rows.
+    rows
+        Images of each row, ``(N, 1, H, W)`` or ``(N, 3, H, W)``, with values between 0 and 1.
+    title
+        Title of the figure.
+    """
+    import matplotlib.pyplot as plt
+
+    height, width = rows[0].shape[2:]
+    gap = max(1, width // 16)
+    canvas = np.ones((len(rows) * (height + gap) - gap, _CROPS_PER_ROW * (width + gap) - gap, 3), dtype=np.float32)
+    for place, crops in enumerate(rows):
+        top = place * (height + gap)
+        for column, crop in enumerate(crops):
+            left = column * (width + gap)
+            canvas[top : top + height, left : left + width] = crop.transpose(1, 2, 0)
+    figure, ax = plt.subplots(figsize=(_WIDTH, _WIDTH), layout="constrained")
+    ax.imshow(canvas, aspect="auto")
+    places = [place * (height + gap) + height / 2 for place in range(len(rows))]
+    ax.set_yticks(places, [wrap_name(name, 14) for name in names], fontsize="small")
+    ax.set_xticks([])
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    ax.set_title(wrap_name(title, 40), fontsize="medium")
+    # for square pixels, the height is adapted to the width that remains next to the names
+    figure.draw_without_rendering()
+    box = ax.get_window_extent()
+    pixels = box.width * canvas.shape[0] / canvas.shape[1] - box.height
+    figure.set_figheight(figure.get_figheight() + pixels / figure.dpi)
+    return figure
+
+
+def _draw_heat_map(report: Report) -> _Picture | None:
+    """Draw a heat map of the cosines between profiles of perturbations, ordered by hierarchical clustering.
+
+    Returns
+    -------
+    The picture; `None` if fewer than two perturbations have a profile.
+    """
+    import matplotlib.pyplot as plt
+    from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
+    profiles = report.profiles[~report.profiles.index.isin(report.controls)].astype(float)
+    length = np.linalg.norm(profiles.to_numpy(), axis=1)
+    profiles, length = profiles[np.isfinite(length) & (length > 0)], length[np.isfinite(length) & (length > 0)]
+    place = {name: number for number, name in enumerate(report.strongest)}
+    rank = np.array([place.get(name, len(place)) for name in profiles.index])
+    chosen = np.lexsort((-length, rank))[:_MAX_PROFILES]
+    if len(chosen) < 2:
+        return None
+    unit = profiles.to_numpy()[chosen] / length[chosen, None]
+    cosines = np.clip(unit @ unit.T, -1, 1)
+    apart = squareform(1 - cosines, checks=False)
+    order = leaves_list(linkage(apart, "average", optimal_ordering=True))
+    cosines = cosines[order][:, order]
+    names = [_shorten_label(profiles.index[chosen[place]]) for place in order]
+    n = len(names)
+    height = 1.1 + max(0.16 * n, 0.9) + (0.06 * max(map(len, names)) if n <= _MAX_COLUMN_LABELS else 0)
+    figure, ax = plt.subplots(figsize=(_WIDTH, height), layout="constrained")
+    image = ax.imshow(cosines, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
+    ax.set_yticks(range(n), names, fontsize=8)
+    ax.set_xticks(range(n) if n <= _MAX_COLUMN_LABELS else [], names if n <= _MAX_COLUMN_LABELS else [], fontsize=8)
+    ax.tick_params(axis="x", rotation=90)
+    ax.tick_params(length=0)
+    bar = figure.colorbar(image, ax=ax, location="top", shrink=0.7, aspect=30, ticks=[-1, 0, 1])
+    bar.set_label("cosine between profiles", fontsize="small")
+    bar.ax.tick_params(labelsize="small")
+    first, second = np.triu_indices(n, 1)
+    nearest = np.argsort(-cosines[first, second], kind="stable")[:3]
+    pairs = ", ".join(f"{names[first[i]]} and {names[second[i]]} ({cosines[first[i], second[i]]:.2f})" for i in nearest)
+    which = f"{n} perturbations" if n == len(profiles) else f"The {n} strongest of {len(profiles)} perturbations"
+    columns = "" if n <= _MAX_COLUMN_LABELS else " Columns are in the order of the rows."
+    caption = (
+        f"{which}, ordered so that similar ones are neighbours.{columns} A profile is the mean {profiles.columns.name} "
+        "of a perturbation's held-out cells relative to controls. Red: two perturbations change cells in the same "
+        "direction. Blue: in opposite directions. White: unrelated.",
+        f"Most similar: {pairs}.",
+        "Red blocks along the diagonal are candidates for a common mechanism, such as genes of one pathway. Profiles "
+        "of weak perturbations are mostly noise.",
+    )
+    return _encode_figure(figure, f"Heat map of cosines between profiles of {n} perturbations.", *caption)
+
+
+def _shorten_label(name: object) -> str:
+    text = str(name)
+    return text if len(text) <= _MAX_LABEL_LETTERS else text[: _MAX_LABEL_LETTERS - 1] + "…"
+
+
+def _format_decisions(decisions: pd.DataFrame) -> list[dict[str, str]]:
+    """Format the automatic decisions as rows of text."""
+    rows = []
+    for row in decisions.to_dict("records"):
+        n_cells = row.get("n_cells")
+        known = n_cells is not None and not pd.isna(n_cells)
+        text = {name: str(row[name]) for name in ("decision", "value", "why")}
+        rows.append(text | {"n_cells": f"{int(n_cells):,}" if known else "–"})
+    return rows
+
+
+def _flatten_settings(settings: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    """Flatten nested settings: names are joined with dots, and values are converted to text."""
+    found: dict[str, str] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict) and value:
+            found |= _flatten_settings(value, f"{above}{name}.")
+        else:
+            found[f"{above}{name}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return found

@@ -1,0 +1,517 @@
+"""The main analysis: train a model, embed all cells, name the best embedding, and write the results."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from scbd._shared.files import check_output_directory, save_figure, write_atomically, write_table, write_text
+from scbd._shared.keys import BEST_KEY, CONTENT_KEY, FEATURE_PCA_KEY, NOT_IN_SPLIT, PIXEL_PCA_KEY, SPLIT_KEY, STYLE_KEY
+from scbd._shared.labels import (
+    CROSS_SEPARATOR,
+    as_columns,
+    check_control_labels,
+    find_likely_controls,
+    get_obs_column,
+    label_text,
+    label_values,
+)
+from scbd._workflows.candidates import (
+    CellLabels,
+    add_standardised,
+    choose_reference_cells,
+    compute_corrected_inputs,
+    standardize_over_training_cells,
+)
+from scbd._workflows.compare import evaluate
+from scbd._workflows.inspection import find_place_columns
+from scbd._workflows.report import Report, write_report
+from scbd._workflows.report_contents import collect_report
+from scbd._workflows.training_runs import (
+    describe_training_data,
+    locate_inputs,
+    recorded_warnings,
+    seed_everything,
+    train_or_load,
+)
+from scbd._workflows.verdict import judge_embeddings
+from scbd.baselines._classifiers import ERMModel
+from scbd.baselines._pixel_pca import pixel_pca
+from scbd.data._input_location import InputLocation
+from scbd.data._splits import Split, hold_out_perturbations, stratified_split
+from scbd.data._storable import as_storable
+from scbd.metrics._arguments import get_label_texts
+from scbd.model._scbd import SCBDModel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anndata import AnnData
+
+# obsm keys of the two embeddings
+_BLOCKS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY}
+# files from which an interrupted run continues, and all files of a run: a new run refuses a folder that holds any
+_STATE_FILES = ("settings.json", "checkpoints/last.ckpt")
+_OUTPUTS = (
+    "cells.h5ad",
+    "history.csv",
+    "metrics.csv",
+    "model",
+    "replicates.csv",
+    "report.html",
+    "training_curves.png",
+    "umap.png",
+    "verdict.csv",
+    "verdict.txt",
+    *_STATE_FILES,
+)
+# fraction of cells (and of perturbations) held out as test cells; minimum number of perturbations from which some are
+# held out as a whole; and the arguments of train with which users choose the split themselves
+_TEST_FRACTION, _MIN_PERTURBATIONS_TO_HOLD_OUT, _SPLIT_ARGUMENTS = 0.2, 30, ("split", "train_size", "validation_size")
+# number of principal components of features, and number of cells that the PCA is fitted to or applied to at a time
+_N_COMPONENTS, _N_PCA_CELLS = 50, 20_000
+# arguments of SCBDModel that the ERM classifier accepts as well
+_SHARED_WITH_ERM = (
+    *("encoder", "image_size", "intensity", "standardize", "standardize_by", "augment"),
+    *("whitening", "whitening_kwargs", "norm"),
+)
+# maximum number of values (cells × features) for which probes use the features themselves: 200 MB in float32, and
+# probes need several times that. Larger tables are represented by their principal components.
+_MAX_PROBED_VALUES = 50_000_000
+
+
+def run(
+    adata: AnnData,
+    *,
+    y_key: str | Sequence[str],
+    e_key: str | Sequence[str],
+    out: str | os.PathLike[str],
+    mechanism_key: str | Sequence[str] | None = None,
+    guide_key: str | None = None,
+    erm: bool | None = None,
+    setup_kwargs: Mapping[str, Any] | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    train_kwargs: dict[str, Any] | None = None,
+    resume: bool = False,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Train SCBD, embed all cells, name the best of several embeddings, and write all results to a directory.
+
+    **Held-out cells.** By default, a fifth of the cells is held out for testing, drawn at random from each perturbation
+    in each environment. With 30 or more perturbations, a fifth of these (never the controls) is also held out with all
+    of their cells. A tenth of the remaining cells is used for validation, except for features with the encoder
+    ``"linear"``. Test and validation cells are both held-out cells in the scores. To choose the split, give ``split``
+    or ``train_size`` in ``train_kwargs``. With ``train_size=1.0``, all cells are trained on, and no embedding is called
+    best.
+
+    **The verdict** compares these embeddings, the simplest first:
+
+    - the inputs (features, or principal components of images);
+    - the inputs standardised per environment;
+    - both of these sphered on the controls, if at least 16 controls are trained on;
+    - the standardised inputs whitened within perturbations (:func:`scbd.corrections.wccn`);
+    - z_c, and z_c standardised per environment;
+    - a plain classifier of the perturbation (ERM), if ``erm`` is true.
+
+    Held-out cells of each perturbation in each environment are averaged into profiles. The score is the average
+    precision with which profiles retrieve profiles of the same perturbation in *other* environments
+    (:func:`scbd.metrics.replicate_retrieval` with ``against="perturbations"``). If ``position_key`` is given, and
+    enough perturbations have replicates at other positions, only these count.
+
+    The embedding with the highest score is best. Embeddings within 0.01 of it count as equal, and the simplest of them
+    is named. If ten or more perturbations were held out as a whole, these alone decide, because an encoder has an
+    advantage on perturbations that it was trained on.
+
+    If perturbations do not repeat across environments, other profiles take the place of replicates. The first of these
+    that the data allow is used, and the verdict names it:
+
+    1. profiles of other perturbations with the same ``mechanism_key``;
+    2. profiles of the same perturbation with another ``guide_key``;
+    3. profiles of the same perturbation in other plates, batches or wells (columns of ``obs`` with such names);
+    4. otherwise, probes of single cells are compared.
+
+    The verdict also states how well the environment can be predicted among controls (or within perturbations), by the
+    best of a linear, a quadratic and a nearest-neighbour probe.
+
+    **Files.** ``model/`` and ``settings.json`` are written as soon as the model is trained, the others at the end:
+
+    - ``report.html``: one page with the verdict, pictures and settings;
+    - ``verdict.txt`` and ``verdict.csv``: the verdict, and the scores behind it;
+    - ``replicates.csv``: average precision of each perturbation;
+    - ``metrics.csv``: the returned table, probes of single cells;
+    - ``cells.h5ad``: ``adata`` without the inputs, with ``obsm["X_scbd_c"]`` (z_c), ``obsm["X_scbd_s"]`` (z_s, if the
+      model has one), ``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]`` (principal components of the inputs),
+      ``obsm["X_scbd_best"]`` (the best embedding) and ``obs["scbd_split"]`` (part of the split of each cell);
+    - ``history.csv``, ``training_curves.png`` and ``umap.png``;
+    - ``checkpoints/``: states from which an interrupted run continues. It can be deleted after the run.
+
+    Parameters
+    ----------
+    adata
+        Cells, see :meth:`scbd.SCBDModel.setup_anndata`.
+    y_key, e_key
+        Column or columns of ``obs`` with the perturbation, and with the environment.
+    out
+        Directory of the results. It is created if it is missing.
+    mechanism_key
+        Column or columns with a label that several perturbations share, such as the mechanism of action.
+    guide_key
+        Column with the reagent, such as the guide RNA.
+    erm
+        If true, also train a plain classifier on the same inputs and cells (:class:`scbd.baselines.ERMModel`), to be
+        compared with z_c. Default: true for features, where it takes seconds; false for images, where it takes about as
+        long as the training of z_c.
+    setup_kwargs
+        Further arguments of ``setup_anndata``, such as the location of images or features, and the controls.
+    model_kwargs, train_kwargs
+        Arguments of :class:`scbd.SCBDModel` and of its ``train``.
+    resume
+        Continue a run in ``out`` that was interrupted or failed. With the same arguments, only the missing steps are
+        trained.
+    seed
+        Seed of weights, split, batches, probes and UMAPs.
+
+    Returns
+    -------
+    The table of :func:`scbd.evaluate`: linear probes of z_c, z_s, the inputs, the inputs standardised per environment,
+    and the standardised inputs whitened within perturbations. The inputs are represented by 50 principal components if
+    they are images, or features with more than 50 million values. ``attrs["verdict"]`` is the text of ``verdict.txt``,
+    and ``attrs["scores"]`` the table of ``verdict.csv``.
+
+    Raises
+    ------
+    FileExistsError
+        If ``out`` contains a run and ``resume`` is false; if ``out`` contains a ``cells.h5ad`` that does not belong to
+        a run; or if ``out`` is a file.
+    PermissionError
+        If ``out`` is not writable.
+    KeyError, TypeError, ValueError
+        If ``adata`` or a setting cannot be used for training, or if a part of ``adata`` cannot be written to a file.
+        These errors are raised before anything is written.
+
+    Examples
+    --------
+    >>> model_kwargs, train_kwargs = {"encoder": "small"}, {"max_steps": 2000}
+    >>> report = scbd.run(
+    ...     adata, y_key="gene", e_key="well", out="results", model_kwargs=model_kwargs, train_kwargs=train_kwargs
+    ... )  # doctest: +SKIP
+    """
+    out = _new_directory(out, resume=resume)
+    columns, training = as_columns(e_key), train_kwargs or {}
+    seed_everything(seed)
+    setup = {"y_key": y_key, "e_key": columns, **(setup_kwargs or {})}
+    with recorded_warnings() as messages:
+        SCBDModel.setup_anndata(adata, **setup)
+        model = SCBDModel(adata, **(model_kwargs or {}))
+    inputs = locate_inputs(adata, setup)
+    for key in (mechanism_key, guide_key):
+        for column in () if key is None else as_columns(key):
+            get_obs_column(adata.obs, column)
+    data = describe_training_data(adata, setup, training.get("split"))
+    _check_writable(_without_inputs(adata, inputs))
+    asked = {"data": data, "asked": {"model": model_kwargs or {}, "training": training}, "seed": seed}
+    if all(training.get(name) is None for name in _SPLIT_ARGUMENTS):
+        held_out = _default_split(adata, y_key, columns, setup.get("control"), model._train_size, seed)
+        training = {**training, "split": held_out}
+    model = train_or_load(model, asked, out, resume=resume, **{"seed": seed} | training)
+    settings = json.loads((out / "settings.json").read_text(encoding="utf-8"))
+    messages += settings.get("warnings", [])
+
+    for key in (*_BLOCKS.values(), BEST_KEY):  # embeddings of an earlier model must not remain
+        adata.obsm.pop(key, None)
+    blocks = {name: key for name, key in _BLOCKS.items() if name == "z_c" or model.module.style is not None}
+    for name, key in blocks.items():
+        adata.obsm[key] = model.get_latent_representation(block=name[-1])
+    pca_key = PIXEL_PCA_KEY if inputs.image_key else FEATURE_PCA_KEY
+    adata.obsm[pca_key] = compute_input_pca(adata, inputs, seed)
+    _store_split(adata.obs, model)
+    environments = [columns] if model.module.covariates is None else [(column,) for column in columns]
+    crosses = {CROSS_SEPARATOR.join(several): several for several in (as_columns(y_key), *environments)}
+    for label, several in crosses.items():
+        if len(several) > 1:  # a single column is in obs already
+            adata.obs[label] = label_values(adata.obs, several)
+    y_name, *e_names = crosses
+    labels = _cell_labels(adata.obs, model, y_name, e_names, setup, mechanism_key, guide_key)
+
+    reference = choose_reference_cells(labels, (model_kwargs or {}).get("standardize_by", "auto"))
+    candidates = compute_corrected_inputs(*_named_inputs(adata, inputs, labels, pca_key), labels, reference)
+    probed = {name: z for name, z in candidates.items() if not name.endswith("sphered")}
+    candidates["z_c"] = adata.obsm[CONTENT_KEY]
+    add_standardised(candidates, "z_c", labels, reference)
+    if inputs.image_key is None if erm is None else erm:
+        candidates["ERM"] = _erm_embedding(adata, setup, model_kwargs or {}, out, {"seed": seed} | training)
+    judged = judge_embeddings(labels, candidates, seed=seed)
+    if judged.best is not None:
+        adata.obsm[BEST_KEY] = np.asarray(candidates[judged.best], dtype=np.float32)
+    table = evaluate(
+        adata,
+        [y_name, *e_names],
+        embeddings={name: adata.obsm[key] for name, key in blocks.items()} | probed,
+        train_indices=model.train_indices,
+        seed=seed,
+    )
+    messages = list(dict.fromkeys(messages))
+    text = "\n".join([judged.text, *(f"- {note}" for note in (*judged.notes, *messages))])
+    write_table(table, out / "metrics.csv")
+    write_table(pd.concat(model.history.values(), axis=1), out / "history.csv", index=True)
+    write_table(judged.scores, out / "verdict.csv")
+    write_table(judged.replicates.rename_axis("label"), out / "replicates.csv", index=True)
+    write_text(text + "\n", out / "verdict.txt")
+    if judged.best not in (None, "z_c"):
+        blocks = {f"best: {judged.best}": BEST_KEY, **blocks}
+    report = collect_report(
+        adata,
+        model,
+        labels,
+        judged,
+        inputs=inputs,
+        input_embedding=("pixel PCA" if inputs.image_key else "feature PCA", pca_key),
+        reference=reference,
+        settings=settings,
+        warnings=messages,
+        out=out,
+    )
+    write_report(report, out / "report.html")
+    _write_pictures(adata, report, [y_name, *e_names], blocks, out, seed)
+    _write_cells(_without_inputs(adata, inputs), out / "cells.h5ad")
+    table.attrs |= {"verdict": text, "scores": judged.scores}
+    return table
+
+
+def _new_directory(out: str | os.PathLike[str], *, resume: bool) -> Path:
+    """Check the directory of a new or resumed run, and return its path.
+
+    Raises
+    ------
+    FileExistsError
+        If the directory contains a run that is not to be resumed, or a ``cells.h5ad`` that does not belong to a run.
+    """
+    out = check_output_directory(out)
+    if not resume and any((out / name).exists() for name in _OUTPUTS):
+        msg = f"{out} already holds files of a run: choose another directory, or go on with that run (resume=True)."
+        raise FileExistsError(msg)
+    if (out / "cells.h5ad").exists() and not any((out / name).exists() for name in _STATE_FILES):
+        msg = f"{out}/cells.h5ad is of no run that could go on, and would be written over: choose another directory."
+        raise FileExistsError(msg)
+    return out
+
+
+def _cell_labels(
+    obs: pd.DataFrame,
+    model: SCBDModel,
+    y_name: str,
+    e_names: Sequence[str],
+    setup: Mapping[str, Any],
+    mechanism_key: str | Sequence[str] | None,
+    guide_key: str | None,
+) -> CellLabels:
+    """Collect the labels of all cells that corrections and the verdict need.
+
+    Parameters
+    ----------
+    obs
+        Table of the cells.
+    model
+        The trained model, for the training cells.
+    y_name, e_names
+        Columns of the perturbation, and of each environment.
+    setup
+        Arguments of ``setup_anndata``.
+    mechanism_key, guide_key
+        See :func:`run`.
+    """
+
+    def texts(columns: str | Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the text of the label of each cell, for each column; "" where it is missing."""
+        named = {column: label_values(obs, column, allow_missing=True) for column in as_columns(columns)}
+        return {
+            column: np.array([*map(label_text, values.cat.categories), ""], dtype=object)[values.cat.codes]
+            for column, values in named.items()
+        }
+
+    control, position_key = setup.get("control"), setup.get("position_key")
+    (y,) = texts(y_name).values()
+    used = {
+        y_name,
+        *e_names,
+        *as_columns(setup["y_key"]),
+        *as_columns(setup["e_key"]),
+        *as_columns(position_key or y_name),
+    }
+    places = [column for column in find_place_columns(obs) if column not in used and obs[column].notna().all()]
+    return CellLabels(
+        y_name=y_name,
+        y=y,
+        environments=texts(e_names),
+        is_train=np.isin(np.arange(len(obs)), model.train_indices),
+        is_control=np.isin(y, [] if control is None else check_control_labels(control, pd.unique(y), y_name)),
+        position=None if position_key is None else label_values(obs, position_key).astype(str).to_numpy(),
+        mechanisms=texts(mechanism_key) if mechanism_key else None,
+        guides=texts(guide_key) if guide_key else None,
+        places=texts(places) if places else None,
+    )
+
+
+def _named_inputs(adata: AnnData, inputs: InputLocation, labels: CellLabels, pca_key: str) -> tuple[str, np.ndarray]:
+    """Return the name and the values of the inputs that are compared with z_c.
+
+    These are the features, scaled over all training cells, or the principal components of images and of large tables.
+    """
+    source = inputs.source(adata)
+    if inputs.image_key is None and source.shape[0] * source.shape[1] <= _MAX_PROBED_VALUES:
+        return "features", standardize_over_training_cells(
+            np.asarray(source.read(slice(0, source.shape[0]))), labels.is_train
+        )
+    return ("feature PCA" if inputs.image_key is None else "pixel PCA"), adata.obsm[pca_key]
+
+
+def _erm_embedding(
+    adata: AnnData, setup: Mapping[str, Any], model: Mapping[str, Any], out: Path, training: Mapping[str, Any]
+) -> np.ndarray:
+    """Train the ERM classifier with the settings that it shares with SCBD, and return its embedding of all cells."""
+    notes, level = logging.getLogger("scbd"), logging.getLogger("scbd").level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # SCBD has raised the same warnings on these cells
+        notes.setLevel(logging.ERROR)
+        try:
+            ERMModel.setup_anndata(adata, **setup)
+            erm = ERMModel(adata, **{name: value for name, value in model.items() if name in _SHARED_WITH_ERM})
+            erm.train(**{**training, "checkpoint_dir": out / "checkpoints" / "erm", "resume": True})
+            return erm.get_latent_representation()
+        finally:
+            notes.setLevel(level)
+
+
+def _default_split(
+    adata: AnnData,
+    y_key: str | Sequence[str],
+    e_key: str | Sequence[str],
+    control: Any,
+    train_size: float,
+    seed: int,
+) -> Split:
+    """Split cells into training, validation and test cells.
+
+    Test cells are a fifth of the cells of each perturbation in each environment. With 30 or more perturbations, a fifth
+    of these is also held out with all of their cells. The fraction ``train_size`` of the remaining cells is trained on,
+    the rest is for validation.
+
+    Parameters
+    ----------
+    adata
+        Cells.
+    y_key, e_key
+        Columns of perturbation and environment.
+    control
+        Label or labels of the controls, which are never held out as a whole. If `None`, perturbations that have usual
+        names of controls are taken for these.
+    train_size
+        Fraction of the cells that are not tested on which is used for training.
+    seed
+        Seed of the split.
+    """
+    names = get_label_texts(adata, y_key)
+    each = pd.unique(names)
+    kept = find_likely_controls(each) if control is None else check_control_labels(control, each, y_key)
+    rows, unseen = np.arange(adata.n_obs), np.empty(0, dtype=np.int64)
+    if len(each) - len(kept) >= _MIN_PERTURBATIONS_TO_HOLD_OUT:
+        apart = hold_out_perturbations(names, share=_TEST_FRACTION, validation_share=0, keep=kept, seed=seed)
+        rows, unseen = apart.train, apart.test
+    sizes = {
+        "train_size": (1 - _TEST_FRACTION) * train_size,
+        "validation_size": (1 - _TEST_FRACTION) * (1 - train_size),
+    }
+    inside = stratified_split([names, get_label_texts(adata, e_key)], **sizes, seed=seed, rows=rows)
+    return Split(inside.train, inside.validation, np.concatenate([inside.test, unseen]))
+
+
+def compute_input_pca(adata: AnnData, inputs: InputLocation, seed: int) -> np.ndarray:
+    """Compute principal components of the pixels, or of the standardised features.
+
+    The PCA of features is fitted to up to 20,000 randomly drawn cells.
+
+    Returns
+    -------
+    Components of all cells, float32 ``(N, 50)``; fewer than 50 if there are fewer features or cells.
+    """
+    if inputs.image_key is not None:
+        return pixel_pca(adata, image_key=inputs.image_key, channels=inputs.channels, seed=seed)
+    from sklearn.decomposition import PCA
+    from sklearn.preprocessing import StandardScaler
+
+    source = inputs.source(adata)
+    scaler, n = StandardScaler(), source.shape[0]
+    rows = np.sort(np.random.default_rng(seed).permutation(n)[:_N_PCA_CELLS])
+    sample = scaler.fit_transform(source.read(rows))
+    pca = PCA(min(_N_COMPONENTS, *sample.shape), svd_solver="randomized", random_state=seed).fit(sample)
+    parts = (slice(start, start + _N_PCA_CELLS) for start in range(0, n, _N_PCA_CELLS))
+    return np.concatenate([pca.transform(scaler.transform(source.read(part))) for part in parts]).astype(np.float32)
+
+
+def _store_split(obs: pd.DataFrame, model: SCBDModel) -> None:
+    """Store the part of the split of each cell in ``obs``, because scores on training cells are too high."""
+    part = np.full(len(obs), NOT_IN_SPLIT, dtype=object)
+    for name in ("train", "validation", "test"):
+        part[getattr(model, f"{name}_indices")] = name
+    obs[SPLIT_KEY] = pd.Categorical(part)
+
+
+def _write_pictures(
+    adata: AnnData, report: Report, labels: Sequence[str], blocks: Mapping[str, str], out: Path, seed: int
+) -> None:
+    """Write ``training_curves.png``, and ``umap.png`` with UMAPs of the embeddings."""
+    from scbd import pl
+
+    save_figure(pl.history(report.history, ceiling=report.ceiling)[0].figure, out / "training_curves.png")
+    axes = pl.umap_blocks(adata, labels, blocks=blocks, control=report.controls, seed=seed)
+    save_figure(axes[0, 0].figure, out / "umap.png")
+
+
+def _without_inputs(adata: AnnData, inputs: InputLocation) -> AnnData:
+    """Return the cells without the inputs and without scvi-tools' entries in ``uns``, in types that can be written."""
+    from anndata import AnnData
+
+    obsm = {
+        key: as_storable(value, f"obsm[{key!r}]") if isinstance(value, pd.DataFrame) else value
+        for key, value in adata.obsm.items()
+        if key not in (inputs.image_key, inputs.obsm_key)
+    }
+    uns = {key: value for key, value in adata.uns.items() if not key.startswith("_scvi")}
+    return AnnData(obs=as_storable(adata.obs), var=as_storable(adata.var, "var"), uns=uns, obsm=obsm)
+
+
+def _check_writable(cells: AnnData) -> None:
+    """Raise ``ValueError`` if an entry of ``uns`` or ``obsm`` cannot be written to an ``.h5ad`` file.
+
+    Entries are written to an HDF5 file in memory. Data frames are not tested, since :func:`storable` has made them
+    writable.
+    """
+    import h5py
+    from anndata.io import write_elem
+
+    # the first row of an array is enough to test whether its type can be written
+    rows = {key: value[:1] for key, value in cells.obsm.items() if not isinstance(value, pd.DataFrame)}
+    parts = [("uns", key, value) for key, value in cells.uns.items()]
+    parts += [("obsm", key, value) for key, value in rows.items()]
+    with h5py.File("cells.h5ad", "w", driver="core", backing_store=False) as file:
+        for number, (slot, key, value) in enumerate(parts):
+            try:
+                write_elem(file, str(number), {key: value})
+            except Exception as error:
+                msg = (
+                    f"{slot}[{key!r}] ({type(value).__name__}) cannot be written to cells.h5ad: remove it, with "
+                    f"del adata.{slot}[{key!r}]."
+                )
+                raise ValueError(msg) from error
+
+
+def _write_cells(cells: AnnData, path: Path) -> None:
+    with write_atomically(path) as partial:
+        cells.write_h5ad(partial)

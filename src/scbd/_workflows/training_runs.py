@@ -1,0 +1,213 @@
+"""Training of one model in a directory: its settings, its warnings, and how an interrupted run continues."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from scbd._shared.checks import check_count
+from scbd._shared.files import write_text
+from scbd._shared.labels import (
+    as_columns,
+    label_values,
+)
+from scbd.data._input_location import InputLocation
+from scbd.data._sources import digest_cells
+from scbd.model._scbd import SCBDModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from anndata import AnnData
+
+
+@contextmanager
+def recorded_warnings() -> Iterator[list[str]]:
+    """Yield a list that collects the warnings raised or logged in the block, which are displayed as usual.
+
+    These are warnings of the category ``UserWarning``, and log records of scbd of the level WARNING or above.
+    """
+    messages: list[str] = []
+    show = warnings.showwarning
+
+    def record_and_show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+        if issubclass(category, UserWarning):
+            messages.append(str(message))
+        show(message, category, *where)
+
+    class Recorder(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    recorder = Recorder(logging.WARNING)
+    logging.getLogger("scbd").addHandler(recorder)
+    warnings.showwarning = record_and_show  # type: ignore[assignment]
+    try:
+        yield messages
+    finally:
+        warnings.showwarning = show
+        logging.getLogger("scbd").removeHandler(recorder)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, numpy and torch as scvi-tools does, but without its log message.
+
+    Raises
+    ------
+    ValueError
+        If the seed is negative or not a whole number.
+    """
+    import scvi
+
+    check_count("seed", seed, 0)
+    note = logging.getLogger("lightning.fabric.utilities.seed")
+    level = note.level
+    note.setLevel(logging.WARNING)
+    try:
+        scvi.settings.seed = seed
+    finally:
+        note.setLevel(level)
+
+
+def locate_inputs(adata: AnnData, setup: Mapping[str, Any]) -> InputLocation:
+    """Return the location of the images or features in ``adata``, as given by the arguments of ``setup_anndata``."""
+    return InputLocation.found(adata, *(setup.get(name) for name in InputLocation._fields))
+
+
+def describe_training_data(adata: AnnData, setup: Mapping[str, Any], split: Any = None) -> dict[str, Any]:
+    """Describe the data of a run, such that two runs with the same description learn from the same data.
+
+    Parameters
+    ----------
+    adata
+        Cells.
+    setup
+        Arguments of ``setup_anndata``.
+    split
+        Argument ``split`` of ``train``. If it is a column of ``obs``, the column is part of the digest.
+
+    Returns
+    -------
+    The arguments of ``setup_anndata``, the location of the inputs, the number of cells, and a digest of the labels and
+    of a sample of the inputs (:func:`scbd.data._sources.digest_cells`).
+
+    Raises
+    ------
+    KeyError, ValueError
+        If the inputs or a column of labels are missing, or if a cell has no label.
+    """
+    inputs = locate_inputs(adata, setup)
+    names = ("y_key", "e_key", "position_key", "continuous_covariate_keys")
+    keys = [column for name in names if setup.get(name) is not None for column in as_columns(setup[name])]
+    looked_at = {key: label_values(adata.obs, key) for key in keys}
+    if isinstance(split, str) and split in adata.obs:
+        looked_at[split] = adata.obs[split]
+    where = {name: key for name, key in inputs._asdict().items() if key is not None}
+    digest = digest_cells(inputs.source(adata), pd.DataFrame(looked_at))
+    return {**setup, **where, "n_cells": adata.n_obs, "digest": digest}
+
+
+def check_repeatable(model: Mapping[str, Any], training: Mapping[str, Any], taken: Collection[str]) -> None:
+    """Raise ``ValueError`` if the arguments cannot be used for several runs with different models.
+
+    Parameters
+    ----------
+    model, training
+        Arguments of :class:`scbd.SCBDModel` and of its ``train``.
+    taken
+        Names of the arguments that the caller sets for each run, and which users must therefore not give.
+    """
+    set_here = {"checkpoint_dir", "resume", *taken} & {*model, *training}
+    if set_here:
+        msg = f"{min(set_here)} is set for each run here: leave it out."
+        raise ValueError(msg)
+    if not isinstance(model.get("encoder", ""), str):
+        msg = "Every run makes a new model: give encoder by name, a module would be trained on and on."
+        raise ValueError(msg)
+
+
+def train_or_load(model: SCBDModel, asked: Mapping[str, Any], out: Path, *, resume: bool, **training: Any) -> SCBDModel:
+    """Train and save a model, or load the model that an earlier run with the same data and settings has saved.
+
+    Parameters
+    ----------
+    model
+        The untrained model.
+    asked
+        Everything that determines the trained model: description of the data, settings and seed.
+    out
+        Directory of the run, for ``model/``, ``settings.json`` and ``checkpoints/``.
+    resume
+        Load a finished model from ``out``, or continue an interrupted training.
+    **training
+        Arguments of ``train``.
+
+    Returns
+    -------
+    The trained model.
+    """
+    if resume and _is_trained(out, asked):
+        accelerator = training.get("accelerator", "auto")
+        return SCBDModel.load(str(out / "model"), model.adata, accelerator=accelerator)
+    with recorded_warnings() as messages:
+        model.train(checkpoint_dir=out / "checkpoints", resume=resume, **training)
+    model.save(str(out / "model"), overwrite=True)
+    settings = _settings_to_store(model, asked) | {"warnings": messages}
+    write_text(json.dumps(settings, indent=2), out / "settings.json")
+    return model
+
+
+def _settings_to_store(model: SCBDModel, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the contents of ``settings.json``, everything that is needed to repeat a run, as plain values.
+
+    They include the given arguments, versions of packages, the settings of model and training in effect, and
+    ``model.health``.
+    """
+    settings = {
+        **asked,
+        "versions": {name: version(name) for name in ("scbd", "torch", "scvi-tools", "anndata")},
+        "model": model.init_params_["non_kwargs"] | model.init_params_["kwargs"]["module_kwargs"],
+        "training": model.training_settings_,
+        "health": model.health,
+        "device": str(model.device),
+    }
+    return json.loads(json.dumps(settings, default=lambda value: _to_python_number(value, str)))
+
+
+def _is_trained(out: Path, asked: Mapping[str, Any]) -> bool:
+    """Return whether ``out`` contains a trained model of a run with the same data, settings and seed.
+
+    Settings that are Python objects, such as a module, cannot be compared, and count as different.
+    """
+    settings, model = out / "settings.json", out / "model" / "model.pt"
+    if not (settings.is_file() and model.is_file()):
+        return False
+    try:
+        wanted = json.loads(json.dumps(asked, default=_to_python_number))
+    except TypeError:
+        return False
+    there = json.loads(settings.read_text(encoding="utf-8"))
+    return all(there.get(key) == value for key, value in wanted.items())
+
+
+def _to_python_number(value: Any, otherwise: Callable[[Any], Any] | None = None) -> Any:
+    """Convert a numpy number to a Python number, for JSON; convert any other value with ``otherwise``.
+
+    Raises
+    ------
+    TypeError
+        If ``value`` is not a numpy number and ``otherwise`` is `None`.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if otherwise is None:
+        raise TypeError(value)
+    return otherwise(value)

@@ -1,0 +1,270 @@
+"""Name the best embedding of a run, and state by which measure it is best and by how much."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from scbd._workflows.compare import CONFIDENCE_LEVEL, MIN_HELD_OUT_CELLS, MIN_UNSEEN_PERTURBATIONS
+from scbd._workflows.evidence import SCORE_COLUMNS, answer_first_question, predict_environments, predict_perturbations
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from scbd._workflows.candidates import CellLabels
+    from scbd._workflows.evidence import AnsweredQuestion, Measure
+    from scbd.metrics._benchmark import EstimatedScore
+
+# difference in the score (average precision) up to which two embeddings count as equal; the simpler one is then named
+MARGIN = 0.01
+# maximum F1 above chance with which the environment may be predicted from an embedding, as a fraction of that of the
+# inputs. Used only if replicates lie in the same environment: retrieval then does not show whether environments are
+# mixed.
+MAX_ENVIRONMENT_KEPT = 0.5
+
+
+class Verdict(NamedTuple):
+    """The best embedding of a run, with the scores behind this choice."""
+
+    best: str | None
+    """Name of the best embedding; `None` if no score is above chance or if no score can be computed."""
+    text: str
+    """Sentences that state by which measure and by how much it is best, and how well environments are predicted."""
+    notes: Sequence[str] = ()
+    """Limits of the scores, one note each."""
+    scores: pd.DataFrame = pd.DataFrame(columns=list(SCORE_COLUMNS))
+    """One row per measure and embedding, see :meth:`scbd._workflows.evidence.Measure.table`."""
+    replicates: pd.DataFrame = pd.DataFrame()
+    """Average precision of each perturbation, one column per embedding; empty if nothing could be retrieved."""
+
+
+def judge_embeddings(labels: CellLabels, embeddings: Mapping[str, np.ndarray], *, seed: int = 0) -> Verdict:
+    """Compare embeddings on held-out cells and name the best one.
+
+    The score is the average precision with which profiles of held-out cells retrieve replicates (or perturbations of
+    the same mechanism, see :func:`scbd._workflows.evidence.list_questions`). If too few perturbations have any of
+    these, probes of single cells are compared instead.
+
+    Parameters
+    ----------
+    labels
+        Labels of all cells.
+    embeddings
+        Embeddings ``(N, D)`` of all cells by name, the simplest first. The first one must be the inputs.
+    seed
+        Seed of resamples and probes.
+    """
+    n_held_out = int((~labels.is_train).sum())
+    if n_held_out < MIN_HELD_OUT_CELLS:
+        text = f"No embedding is called best: {n_held_out} cells were held out, and {MIN_HELD_OUT_CELLS} are needed."
+        return Verdict(None, text)
+    found = answer_first_question(labels, embeddings)
+    if found is None:
+        return _judge_by_probes(labels, embeddings, seed)
+    return _judge_by_retrieval(labels, found, embeddings, seed)
+
+
+def _judge_by_retrieval(
+    labels: CellLabels, found: AnsweredQuestion, embeddings: Mapping[str, np.ndarray], seed: int
+) -> Verdict:
+    groups = _groups_of_perturbations(labels, found)
+    measures = {group: found.measure(rows, group, seed=seed) for group, rows in groups.items()}
+    decisive, *others = measures
+    scores = measures[decisive].scores
+    if found.question.crosses_environments:
+        considered = list(scores)
+        best = _choose_simplest_of_best(scores, considered)
+        # the choice does not depend on probes, which are slow, so that only embeddings named in the text are probed
+        compared = {name: z for name, z in embeddings.items() if name in _compared_names(scores, best)}
+        environments = predict_environments(labels, compared, seed=seed)
+    else:
+        environments = predict_environments(labels, embeddings, seed=seed)
+        considered = _embeddings_without_environment(scores, environments)
+        best = _choose_simplest_of_best(scores, considered)
+    table = pd.concat([measure.table() for measure in (*measures.values(), *environments.values())], ignore_index=True)
+    replicates = pd.DataFrame({name: each["average_precision"] for name, each in found.tables.items()})
+    gain = found.gain(best, groups[decisive], seed=seed)
+    if gain.value <= 0 or gain.interval(CONFIDENCE_LEVEL)[0] <= 0:
+        text = (
+            f"No embedding is called best: in held-out cells, none retrieves {found.question.words} above chance "
+            f"(average precision {_format_scores(scores, scores)}; chance {scores[best].chance:.2f})."
+        )
+        return Verdict(None, text, (), table, replicates)
+    text = (
+        f"'{best}' is best: profiles of held-out cells retrieve {found.question.words} with an average precision of "
+        f"{scores[best].value:.2f} (chance {scores[best].chance:.2f}; {int(scores[best].n_units)} perturbations"
+        f"{decisive}); {_describe_lead(scores, considered, best)}."
+    )
+    notes = [
+        f"{measures[group].words}: {_format_scores(measures[group].scores, _compared_names(scores, best))}."
+        for group in others
+    ]
+    notes += _notes_of_design(labels, found, scores, considered)
+    return Verdict(best, f"{text} {_state_environments(labels, environments, best)}", notes, table, replicates)
+
+
+def _groups_of_perturbations(labels: CellLabels, found: AnsweredQuestion) -> dict[str, np.ndarray]:
+    """Group the scored perturbations into seen and unseen ones (with or without training cells).
+
+    The first group decides which embedding is best. It consists of the unseen perturbations if there are enough of
+    them, otherwise of all perturbations.
+
+    Returns
+    -------
+    Boolean masks of ``found.labels``, by words that describe the group in sentences.
+    """
+    every = np.ones(len(found.labels), dtype=bool)
+    unseen = np.isin(found.labels, pd.unique(labels.y[labels.is_unseen]))
+    if found.question.label is not labels.y or not unseen.any():
+        return {"": every}
+    parts = {" that were not trained on": unseen}
+    if not unseen.all():
+        parts[" that were trained on"] = ~unseen
+    return parts if unseen.sum() >= MIN_UNSEEN_PERTURBATIONS else {"": every} | parts
+
+
+def _choose_simplest_of_best(scores: Mapping[str, EstimatedScore], considered: Collection[str]) -> str:
+    """Return the first (simplest) embedding whose score is within :data:`MARGIN` of the highest score."""
+    highest = max(scores[name].value for name in considered)
+    return next(name for name in scores if name in considered and scores[name].value >= highest - MARGIN)
+
+
+def _embeddings_without_environment(names: Collection[str], environments: Mapping[str, Measure]) -> list[str]:
+    """Return the embeddings from which no environment is predicted too well.
+
+    The F1 above chance must not be significantly larger than half of that of the inputs, for each environment. If no
+    embedding fulfils this, all are returned.
+
+    Parameters
+    ----------
+    names
+        Names of the embeddings.
+    environments
+        Scores of the probes of each environment.
+    """
+
+    def keeps(measure: Measure, name: str) -> bool:
+        inputs = next(iter(measure.scores.values()))
+        limit = inputs.chance + MAX_ENVIRONMENT_KEPT * max(0.0, inputs.value - inputs.chance)
+        score = measure.scores[name]
+        return score.value > limit and not score.interval(CONFIDENCE_LEVEL)[0] <= limit  # NaN if all cells are right
+
+    mixing = [name for name in names if not any(keeps(measure, name) for measure in environments.values())]
+    return mixing or list(names)
+
+
+def _compared_names(names: Collection[str], best: str) -> list[str]:
+    """Return the names of the embeddings that sentences compare: the best, z_c and the inputs, if among ``names``."""
+    return [name for name in dict.fromkeys([best, "z_c", next(iter(names))]) if name in names]
+
+
+def _format_scores(scores: Mapping[str, EstimatedScore], names: Collection[str]) -> str:
+    return ", ".join(f"'{name}' {scores[name].value:.2f}" for name in dict.fromkeys(names) if name in scores)
+
+
+def _describe_lead(scores: Mapping[str, EstimatedScore], considered: Collection[str], best: str) -> str:
+    """State by how much the best embedding leads.
+
+    It is compared with embeddings within :data:`MARGIN`, the next best one, the best correction of the inputs, and the
+    inputs.
+    """
+    own, inputs = scores[best].value, next(iter(scores))
+    rivals = sorted((name for name in considered if name != best), key=lambda name: -scores[name].value)
+    of_inputs = [name for name in rivals if name.startswith(inputs)]  # the inputs and their corrections
+    equal = [name for name in rivals if scores[name].value >= own - MARGIN]
+    parts = [f"within {MARGIN:g} of it: {_format_scores(scores, equal)}"] if equal else []
+    lower = [name for name in rivals if name not in equal]
+    compared = {*lower[:1], *of_inputs[:1], inputs}
+    for name in (name for name in lower if name in compared):
+        low, high = scores[best].minus(scores[name]).interval(CONFIDENCE_LEVEL)
+        certain = "" if low > 0 else ", so the order of the two is uncertain"
+        parts.append(
+            f"'{name}' has {scores[name].value:.2f} (95 % interval of the difference {low:.2f} to {high:.2f}{certain})"
+        )
+    return "; ".join(parts) or "no other embedding was compared"
+
+
+def _state_environments(labels: CellLabels, environments: Mapping[str, Measure], best: str) -> str:
+    """State how well each environment is predicted from the best embedding, from z_c and from the inputs."""
+    if not environments:
+        names = " or ".join(labels.environments)
+        return f"How well {names} can be predicted from it was not measured, as too few cells were held out."
+    parts = []
+    for column, measure in environments.items():
+        shown = _compared_names(measure.scores, best)
+        cells = measure.words.partition(" among ")[2]
+        values = ", ".join(
+            f"{measure.scores[name].value:.2f} from '{name}' (chance {measure.scores[name].chance:.2f})"
+            for name in shown
+        )
+        parts.append(
+            f"{column} is predicted among {cells} with an F1 of {values}, by the best of a linear, a quadratic and a "
+            "neighbour classifier"
+        )
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _notes_of_design(
+    labels: CellLabels, found: AnsweredQuestion, scores: Mapping[str, EstimatedScore], considered: Collection[str]
+) -> list[str]:
+    """Return notes on limits of the verdict that follow from the design of the experiment."""
+    notes, question = [], found.question
+    environments = " or ".join(labels.environments)
+    if question.label is labels.y and not labels.is_unseen.any():
+        notes.append(
+            f"Every {labels.y_name} was trained on, which favours embeddings that learn from labels (z_c, WCCN, ERM): "
+            f"their lead may be smaller for a new {labels.y_name}. From 30 perturbations on, a fifth is held out."
+        )
+    if question.may_share_position:
+        notes.append(
+            f"Replicates may lie at the same position of the plate: effects of position may count as effects of "
+            f"{labels.y_name}."
+        )
+    if not question.crosses_environments:
+        notes.append(
+            f"Too few perturbations lie in more than one {environments} to be retrieved across {environments}: the "
+            "average precision does not show whether these are mixed."
+        )
+    if excluded := [name for name in scores if name not in considered]:
+        notes.append(f"Not considered, as they keep {environments}: {_format_scores(scores, excluded)}.")
+    return notes
+
+
+def _judge_by_probes(labels: CellLabels, embeddings: Mapping[str, np.ndarray], seed: int) -> Verdict:
+    """Compare embeddings by probes of single cells, for designs without replicates to retrieve.
+
+    The score is the F1 of the perturbation minus the mean F1 of the environments, predicted within controls (or within
+    other perturbations, if there are too few controls). Environments that cannot be probed are ignored. Each F1 is
+    rescaled so that chance is 0 and a perfect probe is 1.
+
+    The environment is subtracted because perturbation and environment may be confounded: wells that differ no more than
+    wells of controls do not show an effect of their perturbation.
+    """
+    names = " or ".join(labels.environments)
+    why = f"Too few perturbations have replicates in another {names}, at another place or with the same mechanism"
+    measure = predict_perturbations(labels, embeddings, seed=seed)
+    if measure is None:
+        return Verdict(None, f"No embedding is called best. {why}.")
+    environments = predict_environments(labels, embeddings, seed=seed)
+    table = pd.concat([each.table() for each in (measure, *environments.values())], ignore_index=True)
+
+    def beyond_chance(score: EstimatedScore) -> float:
+        return max(0.0, score.value - score.chance) / (1 - score.chance)
+
+    net = {name: beyond_chance(score) for name, score in measure.scores.items()}
+    for each in environments.values():
+        for name in net:
+            net[name] -= beyond_chance(each.scores[name]) / len(environments)
+    best = next(name for name in net if net[name] >= max(net.values()) - MARGIN)
+    chance, low = measure.scores[best].chance, measure.scores[best].interval(CONFIDENCE_LEVEL)[0]
+    listed = f"F1 of {labels.y_name}: {_format_scores(measure.scores, measure.scores)}; chance {chance:.2f}"
+    if net[best] <= 0 or low <= chance:
+        text = f"No embedding is called best: none shows more of {labels.y_name} than of {names} ({listed})."
+        return Verdict(None, text, (f"{why}.",), table)
+    less = f", less that of {names} among controls" if environments else ""
+    text = f"'{best}' is best by probes of single held-out cells, which predict {labels.y_name}{less} ({listed})."
+    notes = [f"{why}: this comparison is weak, as {labels.y_name} and {names} may be confounded."]
+    return Verdict(best, f"{text} {_state_environments(labels, environments, best)}", notes, table)

@@ -1,0 +1,151 @@
+"""Corrections by other packages: ComBat and Harmony."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from scbd._shared.checks import check_count
+from scbd._shared.linear_maps import (
+    column_means,
+    covariance,
+    inverse_deviations,
+    label_means,
+    principal_components_map,
+)
+from scbd.corrections._tables import log_constant_features, read_environments, reference_scaling
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from numpy.typing import ArrayLike
+
+
+def combat(features: ArrayLike, environments: ArrayLike) -> np.ndarray:
+    """Apply ComBat: shift and scale each feature of each environment, with shrunk parameters.
+
+    The parameters of each feature are shrunk towards those of the other features (empirical Bayes).
+
+    The correction is computed by :func:`scanpy.pp.combat`, without covariates. ComBat learns from all rows: there is no
+    ``fit``, and the correction cannot be applied to new rows later. If environments hold different perturbations, the
+    part of the effect that is common to the perturbations of an environment is removed.
+
+    Parameters
+    ----------
+    features
+        Features ``(N, D)``.
+    environments
+        Environment of each cell, ``(N,)``. At least two environments are needed, with at least two cells each.
+
+    Returns
+    -------
+    float32 ``(N, D)``. Features that are constant in every environment are set to their overall mean.
+
+    Raises
+    ------
+    ValueError
+        If features are not finite numbers, shapes do not match, there is only one environment, an environment has fewer
+        than two cells, or fewer than two features vary within environments.
+
+    References
+    ----------
+    Johnson, Li and Rabinovic (2007), Adjusting batch effects in microarray expression data using empirical Bayes
+    methods.
+
+    Examples
+    --------
+    >>> features = adata.obsm["X_scbd_c"]
+    >>> scbd.corrections.combat(features, adata.obs["well"]).shape == features.shape
+    True
+    """
+    table, codes = read_environments(features, environments)
+    _, means, _ = label_means(table.features, codes)
+    sd = np.sqrt(((table.features - means[codes]) ** 2).mean(0))
+    varying = inverse_deviations(sd, table.features) > 0
+    if varying.sum() < 2:
+        msg = f"{varying.sum()} features vary within environments: ComBat learns from one feature about the others."
+        raise ValueError(msg)
+    log_constant_features(table, ~varying)
+    corrected = np.broadcast_to(column_means(table.features), table.features.shape).astype(np.float32)
+    corrected[:, varying] = _by_scanpy(table.features[:, varying].astype(np.float64), codes)
+    return corrected
+
+
+def _by_scanpy(values: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    import scanpy
+    from anndata import AnnData
+
+    obs = pd.DataFrame({"environment": pd.Categorical(codes.astype(str))}, index=np.arange(len(codes)).astype(str))
+    with np.errstate(divide="ignore", invalid="ignore"):  # scanpy's convergence test divides by estimates that may be 0
+        return scanpy.pp.combat(AnnData(values, obs=obs), key="environment", inplace=False)
+
+
+def harmony(
+    features: ArrayLike, environments: ArrayLike, *, n_components: int | None = 100, seed: int = 0
+) -> np.ndarray:
+    """Apply Harmony: move soft clusters of each environment towards the same clusters of the other environments.
+
+    The correction is computed by harmonypy with its default settings. Harmony learns from all rows: there is no
+    ``fit``, and the correction cannot be applied to new rows later. It does not use perturbations.
+
+    Parameters
+    ----------
+    features
+        Features ``(N, D)``.
+    environments
+        Environment of each cell, ``(N,)``. At least two environments are needed, with at least two cells each.
+    n_components
+        Number of principal components to correct, of features scaled to variance 1. There are fewer components if there
+        are fewer features or cells. `None` corrects the features themselves, which suits embeddings, whose columns have
+        a common unit.
+    seed
+        Seed of the clustering.
+
+    Returns
+    -------
+    float32 ``(N, n_components)``, or ``(N, D)`` with `None`.
+
+    Raises
+    ------
+    ImportError
+        If harmonypy is not installed.
+    ValueError
+        If features are not finite numbers, shapes do not match, there is only one environment, an environment has fewer
+        than two cells, or there are not more cells than columns.
+
+    References
+    ----------
+    Korsunsky et al. (2019), Fast, sensitive and accurate integration of single-cell data with Harmony.
+
+    Examples
+    --------
+    >>> scbd.corrections.harmony(adata.obsm["X_scbd_c"], adata.obs["well"])  # doctest: +SKIP
+    """
+    harmonypy = _harmonypy()
+    table, codes = read_environments(features, environments)
+    values = table.features
+    if n_components is not None:
+        check_count("n_components", n_components)
+        mean, factor = reference_scaling(table)
+        values = principal_components_map(mean, factor, covariance(values, mean), min(n_components, len(values) - 1))(
+            values
+        )
+    values = values.astype(np.float64)
+    if len(values) <= values.shape[1]:
+        msg = f"Harmony needs more rows than columns, got {values.shape}: give n_components."
+        raise ValueError(msg)
+    obs = pd.DataFrame({"environment": codes.astype(str)})
+    moved = harmonypy.run_harmony(values, obs, "environment", random_state=seed, verbose=False).Z_corr
+    moved = moved if moved.shape == values.shape else moved.T  # harmonypy before version 2 returns the transpose
+    return np.ascontiguousarray(moved, dtype=np.float32)
+
+
+def _harmonypy() -> ModuleType:
+    try:
+        import harmonypy
+    except ImportError as error:
+        msg = "Harmony needs one more package: pip install harmonypy."
+        raise ImportError(msg) from error
+    return harmonypy

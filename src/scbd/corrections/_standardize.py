@@ -1,0 +1,77 @@
+"""Standardisation of features within each environment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scbd._shared.linear_maps import (
+    mean_and_inverse_deviation,
+    relative_rounding_error,
+)
+from scbd.corrections._tables import environment_codes, log_constant_features, read_table
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+
+def standardize_by_environment(
+    features: ArrayLike,
+    environments: ArrayLike,
+    *,
+    controls: ArrayLike | None = None,
+    fit: ArrayLike | None = None,
+    scale: bool = True,
+) -> np.ndarray:
+    """Standardise each feature to mean 0 and variance 1 within each environment.
+
+    Parameters
+    ----------
+    features
+        Features ``(N, D)``.
+    environments
+        Environment of each cell, ``(N,)``.
+    controls
+        Cells from which mean and variance are estimated, booleans ``(N,)`` or row numbers; all by default. If
+        environments hold different perturbations, controls preserve the perturbation effects, whereas all cells remove
+        part of them.
+    fit
+        Cells to learn from, booleans ``(N,)`` or row numbers; all by default. Each environment needs at least two of
+        them (two controls, if ``controls`` are given). To correct a test plate, include its controls.
+    scale
+        Divide by the standard deviation, in addition to subtracting the mean. Features that are constant in an
+        environment, or vary only by the rounding of their dtype, are not divided; a log message names them.
+
+    Returns
+    -------
+    float32 ``(N, D)``.
+
+    Raises
+    ------
+    ValueError
+        If features are not finite numbers, shapes do not match, or an environment has fewer than two rows to learn
+        from.
+
+    Examples
+    --------
+    >>> features = np.array([[1.0], [3.0], [11.0], [13.0]])  # the second well is brighter
+    >>> scbd.corrections.standardize_by_environment(features, ["A1", "A1", "A2", "A2"], scale=False).ravel().tolist()
+    [-1.0, 1.0, -1.0, 1.0]
+    """
+    table = read_table(features, fit=fit, controls=controls)
+    codes, names = environment_codes(environments, table)
+    corrected = np.empty(table.features.shape, dtype=np.float32)
+    constant = np.zeros(table.features.shape[1], dtype=bool)
+    for code in range(len(names)):
+        here = codes == code
+        mean, factor = mean_and_inverse_deviation(table.features[here & table.reference])
+        centred = table.features[here] - mean
+        # set rounding errors of constant features to 0: a probe that rescales them could predict the environment
+        rounding = relative_rounding_error(table.features.dtype) * np.abs(mean)
+        centred[:, (factor == 0) & (np.abs(centred).max(0) <= rounding)] = 0
+        corrected[here] = centred * np.where(factor > 0, factor, 1) if scale else centred
+        constant |= factor == 0
+    if scale:
+        log_constant_features(table, constant, "Only centred, in one environment or more,")
+    return corrected

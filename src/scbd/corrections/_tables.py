@@ -1,0 +1,214 @@
+"""Tables of features, and the rows that a correction is fitted to."""
+
+from __future__ import annotations
+
+import logging
+from itertools import compress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from scbd._shared.checks import check_unmasked, inflect, join_first
+from scbd._shared.linear_maps import (
+    mean_and_inverse_deviation,
+)
+from scbd.metrics._arguments import row_mask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike
+
+logger = logging.getLogger(__name__)
+
+# rows that are checked at once
+_BLOCK = 8_192
+
+
+class FitTable(NamedTuple):
+    """A feature table with the rows that a correction learns from."""
+
+    features: np.ndarray
+    """``(N, D)``, floating point, finite."""
+    fit: np.ndarray
+    """Mask of the rows to learn from, boolean ``(N,)``."""
+    controls: np.ndarray | None
+    """Mask of the controls among the rows to learn from, boolean ``(N,)``; `None` if no controls were given."""
+    names: Sequence[Any]
+    """Names of the features: the columns of a DataFrame, otherwise their numbers."""
+
+    @property
+    def reference(self) -> np.ndarray:
+        """Mask of the rows that means and deviations are estimated from: controls if given, else rows in ``fit``."""
+        return self.fit if self.controls is None else self.controls
+
+
+def read_table(features: Any, *, fit: ArrayLike | None = None, controls: ArrayLike | None = None) -> FitTable:
+    """Check a feature table and its selections of rows.
+
+    Raises
+    ------
+    ValueError
+        If features are not a table ``(N, D)`` of finite numbers, a selection does not fit the table, or fewer than two
+        rows remain.
+    """
+    values, names = _as_float_table(features)
+    chosen = selected_rows("fit", fit, len(values))
+    if controls is None:
+        return FitTable(values, _at_least_two(chosen, "fit"), None, names)
+    both = selected_rows("controls", controls, len(values)) & chosen
+    return FitTable(values, chosen, _at_least_two(both, "controls" if fit is None else "controls in fit"), names)
+
+
+def selected_rows(name: str, chosen: ArrayLike | None, n: int) -> np.ndarray:
+    """Return a selection of rows as a mask ``(N,)``, see :func:`chosen_rows`.
+
+    Raises
+    ------
+    ValueError
+        If the selection is not valid, or is empty.
+    """
+    # numpy makes an empty list a float array, which is neither a mask nor row numbers
+    mask = row_mask(name, chosen, n) if chosen is None or np.size(chosen) else np.zeros(n, dtype=bool)
+    if not mask.any():
+        msg = f"{name} names none of {n} rows: nothing can be learned from no row."
+        raise ValueError(msg)
+    return mask
+
+
+def encode_row_labels(name: str, labels: ArrayLike, needed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the code of each row's label ``(N,)``, and the labels.
+
+    Rows outside of the mask ``needed`` may lack a label; their code is -1.
+
+    Raises
+    ------
+    ValueError
+        If there is not one label per row, or a row in ``needed`` lacks its label.
+    """
+    check_unmasked(name, labels)
+    # object, because numpy would turn NaN in a list of texts into the text "nan"
+    values = np.asarray(labels, dtype=object if isinstance(labels, list | tuple) else None)
+    if values.shape != needed.shape:
+        msg = f"{name} must have one value for each of {len(needed)} rows of the features, got shape {values.shape}."
+        raise ValueError(msg)
+    codes, names = pd.factorize(values)
+    missing = np.flatnonzero((codes < 0) & needed)
+    if missing.size:
+        msg = f"{name} has no value for {missing.size} rows ({join_first(missing)}): leave them out, or out of fit."
+        raise ValueError(msg)
+    return codes, names
+
+
+def environment_codes(environments: ArrayLike, table: FitTable) -> tuple[np.ndarray, np.ndarray]:
+    """Return the code of each row's environment ``(N,)``, and the names of the environments.
+
+    Raises
+    ------
+    ValueError
+        If there is not one environment per row, or an environment has fewer than two rows in ``table.reference``.
+    """
+    codes, names = encode_row_labels("environments", environments, np.ones(len(table.fit), dtype=bool))
+    few = names[np.bincount(codes[table.reference], minlength=len(names)) < 2]
+    if len(few):
+        which = ("rows" if table.controls is None else "controls") + ("" if table.fit.all() else " in fit")
+        environments_have = inflect(len(few), "environment has", "environments have")
+        msg = (
+            f"{len(few)} {environments_have} fewer than two {which} (such as {min(map(str, few))!r}): what is typical "
+            "there is not known. Leave these environments out, or learn from more of their rows (all, with "
+            "controls=None; a test plate may take part with its controls)."
+        )
+        raise ValueError(msg)
+    return codes, names
+
+
+def read_environments(features: ArrayLike, environments: ArrayLike) -> tuple[FitTable, np.ndarray]:
+    """Return the checked features, and the code of each row's environment, for ComBat and Harmony.
+
+    Raises
+    ------
+    ValueError
+        If there is only one environment; see also :func:`read_table` and :func:`environment_codes`.
+    """
+    table = read_table(features)
+    codes, names = environment_codes(environments, table)
+    if len(names) < 2:
+        msg = f"There is one environment ({names[0]}): nothing can be corrected between environments."
+        raise ValueError(msg)
+    return table, codes
+
+
+def _at_least_two(mask: np.ndarray, what: str) -> np.ndarray:
+    if mask.sum() < 2:
+        msg = f"There are {mask.sum()} of {len(mask)} rows to learn from ({what}): at least two are needed."
+        raise ValueError(msg)
+    return mask
+
+
+def _as_float_table(features: Any) -> tuple[np.ndarray, Sequence[Any]]:
+    """Return features as a floating-point array, and their names; raise a ValueError if they are not usable."""
+    if hasattr(features, "toarray"):
+        msg = "features are a sparse matrix: give them dense, as features.toarray()."
+        raise ValueError(msg)
+    check_unmasked("An array of features", features)
+    values = np.asarray(features)
+    if values.dtype == object:  # numeric columns of a table with mixed column types
+        values = _as_float64(values)
+    if values.dtype.kind not in "fiub":
+        msg = f"features are of type {values.dtype}, not numbers: leave out columns of names and labels."
+        raise ValueError(msg)
+    if values.ndim != 2 or not values.size:
+        msg = f"features must be a table (N, D) with rows and columns, got shape {values.shape}."
+        raise ValueError(msg)
+    values = values if values.dtype.kind == "f" else values.astype(np.float64)
+    names = getattr(features, "columns", range(values.shape[1]))
+    _check_finite(values, names)
+    return values, names
+
+
+def _as_float64(values: np.ndarray) -> np.ndarray:
+    try:
+        return values.astype(np.float64)
+    except (TypeError, ValueError):
+        return values
+
+
+def _check_finite(values: np.ndarray, names: Any) -> None:
+    """Raise a ValueError that names the rows and features with missing or infinite values, if there are any."""
+    rows = np.zeros(len(values), dtype=bool)
+    columns = np.zeros(values.shape[1], dtype=bool)
+    for start in range(0, len(values), _BLOCK):
+        wrong = ~np.isfinite(values[start : start + _BLOCK])
+        rows[start : start + _BLOCK] = wrong.any(1)
+        columns |= wrong.any(0)
+    if rows.any():
+        which = join_first(names[column] for column in np.flatnonzero(columns))
+        msg = (
+            f"features are missing or infinite in {rows.sum()} of {len(rows)} rows (rows "
+            f"{join_first(np.flatnonzero(rows))}) "
+            f"and {columns.sum()} of {len(columns)} features ({which}): drop these, or fill them in before."
+        )
+        raise ValueError(msg)
+
+
+def reference_scaling(table: FitTable) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean and the scale factor of each feature over the reference rows, see :func:`mean_and_factor`.
+
+    A log message names the constant features, whose factor is 0.
+
+    Returns
+    -------
+    Mean and factor, ``(D,)`` each, float64.
+    """
+    mean, factor = mean_and_inverse_deviation(table.features[table.reference])
+    log_constant_features(table, factor == 0)
+    return mean, factor
+
+
+def log_constant_features(table: FitTable, constant: np.ndarray, done: str = "Left out") -> None:
+    """Log which features, boolean ``(D,)``, are constant over the reference rows, and how they were treated."""
+    if constant.any():
+        rows = "rows" if table.controls is None else "controls"
+        said = "%s %d of %d features that are constant among %s, or vary by rounding alone (%s)."
+        logger.info(said, done, constant.sum(), len(constant), rows, join_first(compress(table.names, constant)))

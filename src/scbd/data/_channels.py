@@ -1,0 +1,308 @@
+"""Names and choice of image channels."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from scbd._shared.checks import join_first, missing_key_message
+from scbd.data._sources import ImageSource
+
+if TYPE_CHECKING:
+    pass
+
+
+logger = logging.getLogger(__name__)
+
+# channels to use: a sequence of names or numbers, or a mapping {new name: name or number}
+Channels: TypeAlias = Sequence[str | int] | Mapping[str, str | int]
+
+
+def channel_names(var: pd.DataFrame, n_channels: int, image_key: str) -> list[str]:
+    """Return the names of all stored channels.
+
+    The names are those in ``var["channels"]``. Without this column, they are the names of ``var`` if ``var`` has one
+    row per channel, otherwise numbers (``channel_0``, …): ``var`` may describe genes or features in ``X`` and not the
+    images.
+
+    Raises
+    ------
+    ValueError
+        If ``var["channels"]`` names more or fewer channels than the images have.
+    """
+    named = "channels" in var
+    if len(var) == n_channels:
+        return [str(name) for name in (var["channels"] if named else var.index)]
+    if named:
+        raise ValueError(var_length_message(var, n_channels, image_key, "channels"))
+    return default_channel_names(n_channels)
+
+
+def taken_channels(
+    var: pd.DataFrame, n_channels: int, image_key: str, channels: Channels | None
+) -> tuple[list[int], list[str]]:
+    """Return the positions and names of the channels to use.
+
+    Parameters
+    ----------
+    var
+        Table of the channels, or of other variables.
+    n_channels
+        Number of stored channels.
+    image_key
+        Key of the images in ``obsm``, for messages.
+    channels
+        Channels to use. Default: all channels that are not masks.
+
+    Raises
+    ------
+    KeyError, ValueError
+        If a channel does not exist, or if ``var["channels"]`` does not have one name per stored channel. Without
+        ``channels``, also if ``var`` has fewer names than there are stored channels: it is then unclear which channels
+        the names belong to.
+    """
+    names = channel_names(var, n_channels, image_key)
+    if channels is not None:
+        return resolve_channels(names, channels, f"obsm[{image_key!r}]")
+    if 0 < len(var) < n_channels and not _are_default_names(var.index.astype(str).tolist()):
+        raise ValueError(var_length_message(var, n_channels, image_key, "names"))
+    places = np.flatnonzero(~_is_mask(var, n_channels)).tolist()
+    return places, [names[place] for place in places]
+
+
+def resolve_channels(names: Sequence[str], channels: Channels, where: str) -> tuple[list[int], list[str]]:
+    """Return the positions and names of the requested channels, in the requested order.
+
+    Parameters
+    ----------
+    names
+        Names of all channels.
+    channels
+        Channels to use, by name or number. A mapping ``{new name: name or number}`` renames them. If the channels have
+        no names, a list with one new name per channel names them all.
+    where
+        Name of the images in messages.
+
+    Raises
+    ------
+    KeyError
+        If a name does not exist.
+    ValueError
+        If no channel is requested, if one is requested twice, if a number is out of range, or if several channels have
+        a requested name.
+    """
+    asked = [channels] if isinstance(channels, (str, int)) else list(channels)
+    if not asked:
+        msg = f"channels={channels!r}: name at least one of {', '.join(names)}."
+        raise ValueError(msg)
+    if isinstance(channels, Mapping):
+        return _channel_positions(names, list(channels.values()), where), [str(name) for name in asked]
+    if (
+        _are_default_names(names)
+        and len(asked) == len(names)
+        and not any(_is_number(one) or one in names for one in asked)
+    ):
+        return list(range(len(names))), [str(name) for name in asked]
+    places = _channel_positions(names, asked, where)
+    return places, [names[place] for place in places]
+
+
+def channels_by_name(names: Sequence[str], channels: Channels) -> Channels:
+    """Replace channel numbers by names, where a name is unique.
+
+    Other cells, on which the choice is applied later, may have fewer channels, and then other numbers.
+    """
+
+    def plain(one: str | int) -> str | int:
+        if one in names or not _is_number(one) or not 0 <= int(one) < len(names):
+            return one if isinstance(one, str) else int(one)
+        return names[int(one)] if names.count(names[int(one)]) == 1 else int(one)
+
+    if isinstance(channels, Mapping):
+        return {str(name): plain(one) for name, one in channels.items()}
+    return [plain(one) for one in ([channels] if isinstance(channels, (str, int)) else channels)]
+
+
+def _channel_positions(names: Sequence[str], asked: Sequence[str | int], where: str) -> list[int]:
+    """Return the positions of the requested channels.
+
+    Raises
+    ------
+    KeyError, ValueError
+        See :func:`resolve_channels`.
+    """
+    places = []
+    for one in asked:
+        found = [place for place, name in enumerate(names) if name == one]
+        if len(found) > 1:
+            msg = (
+                f"{where} has {len(found)} channels of the name {one!r} (numbers {join_first(found)}): choose by "
+                "number."
+            )
+            raise ValueError(msg)
+        if not found and not _is_number(one):
+            if _are_default_names(names):
+                msg = (
+                    f"{where} has {len(names)} channels without names: name all of them, or give numbers, not {one!r}."
+                )
+                raise KeyError(msg)
+            raise KeyError(missing_key_message(f"{where} (channels)", str(one), names, "channels"))
+        place = found[0] if found else int(one)
+        if not 0 <= place < len(names):
+            msg = f"{where} has {len(names)} channels, of the numbers 0 to {len(names) - 1}: there is no {place}."
+            raise ValueError(msg)
+        places.append(place)
+    if len(set(places)) < len(places):
+        msg = f"channels={list(asked)!r} names one channel twice."
+        raise ValueError(msg)
+    return places
+
+
+def log_excluded_masks(var: pd.DataFrame, n_channels: int, image_key: str, channels: Channels | None) -> None:
+    """Log a warning that names the masks that are excluded, if ``channels`` is not given."""
+    masks = _is_mask(var, n_channels)
+    if masks.any() and channels is None:
+        names = channel_names(var, n_channels, image_key)
+        left = ", ".join(np.array(names)[masks])
+        logger.warning("%s are masks (var['channel_mapping']), and are left out; channels=%s takes all.", left, names)
+
+
+def _is_mask(var: pd.DataFrame, n_channels: int) -> np.ndarray:
+    """Return which channels are masks, boolean ``(C,)``.
+
+    scPortrait marks masks in ``var["channel_mapping"]``. If all channels are marked, none is treated as a mask.
+    """
+    if "channel_mapping" not in var or len(var) != n_channels:
+        return np.zeros(n_channels, dtype=bool)
+    masks = (var["channel_mapping"].astype(str) == "mask").to_numpy()
+    return masks & ~masks.all()
+
+
+def default_channel_names(n: int) -> list[str]:
+    """Return names for channels without names: ``channel_0``, ``channel_1``, and so on."""
+    return [f"channel_{i}" for i in range(n)]
+
+
+def _is_number(channel: str | int) -> bool:
+    """Return whether a channel is given by number, which may be text if it comes from the command line."""
+    return not isinstance(channel, str) or channel.isdecimal()
+
+
+def _are_default_names(names: Sequence[str]) -> bool:
+    """Return whether names are only numbers, as generated by :func:`default_channel_names` or by pandas."""
+    return [name.removeprefix("channel_") for name in names] == [str(i) for i in range(len(names))]
+
+
+def check_channel_names(var: pd.DataFrame, n_channels: int, registered: dict[str, Any], image_key: str) -> None:
+    """Compare the channel names of new cells with those that a model was set up with.
+
+    Names are compared only if both the cells and the model have names. Channels are never reordered automatically:
+    ``adata[:, names]`` reorders names but not images, so that the names do not show which of the two was reordered.
+
+    Parameters
+    ----------
+    var
+        Table of the channels of the new cells.
+    n_channels
+        Number of stored channels of the new cells.
+    registered
+        Entries that :class:`~scbd.data._fields.ImageField` registered.
+    image_key
+        Key of the images in ``obsm``, for messages.
+
+    Raises
+    ------
+    ValueError
+        If the names are equal but in another order.
+
+    Warns
+    -----
+    UserWarning
+        If the names differ.
+    """
+    stored = channel_names(var, n_channels, image_key)
+    found = taken_channels(var, n_channels, image_key, registered.get("asked"))[1]
+    known = registered["channels"]
+    _check_order(stored, registered.get("stored", known), image_key)
+    if not registered.get("asked"):
+        _check_order(found, known, image_key)
+    if found == known or _are_default_names(found) or _are_default_names(known):
+        return
+    msg = (
+        f"obsm[{image_key!r}] has the channels {', '.join(found)}, the model was set up with {', '.join(known)}: other "
+        "names. Channels are taken as they come; where only the names differ, rename them."
+    )
+    warnings.warn(msg, UserWarning, stacklevel=4)
+
+
+def _check_order(found: list[str], known: list[str], image_key: str) -> None:
+    """Raise ``ValueError`` if channels have the known names in another order."""
+    if found == known or sorted(found) != sorted(known):
+        return
+    msg = (
+        f"obsm[{image_key!r}] has the channels {', '.join(found)}, the model was set up with {', '.join(known)}: the "
+        "same in another order. Put names (adata[:, order]) and images (adata.obsm[…][:, order]) in the model's order; "
+        "only the names, if the images lie in it already."
+    )
+    raise ValueError(msg)
+
+
+def check_images_match_registered(
+    source: ImageSource, registered: dict[str, Any], image_key: str, resize: bool | None = None
+) -> None:
+    """Raise if images differ in kind from the registered ones.
+
+    Parameters
+    ----------
+    source
+        New images.
+    registered
+        Entries that :class:`~scbd.data._fields.ImageField` registered.
+    image_key
+        Key of the images in ``obsm``, for messages.
+    resize
+        Whether the model resizes images. If true, images of another size are accepted if their aspect ratio is equal.
+        `None`: not known yet, the size is not checked.
+
+    Raises
+    ------
+    ValueError
+        If dtype or number of channels differ, if ``resize`` is false and the size differs, or if ``resize`` is true and
+        the aspect ratio differs.
+    """
+    c, *size = registered["image_shape"]
+    if source.shape[1] != c or source.dtype.name != registered["dtype"]:
+        msg = (
+            f"obsm[{image_key!r}] holds {source.shape[1]} channels of {source.dtype.name}, the model was set up with "
+            f"{c} of {registered['dtype']} ({', '.join(registered['channels'])}): convert the images to match."
+        )
+        raise ValueError(msg)
+    height, width = source.shape[2:]
+    fact = (
+        f"obsm[{image_key!r}] holds images of {height} × {width} pixels, the model was trained on {size[0]} × {size[1]}"
+    )
+    if resize is False and [height, width] != size:
+        msg = f"{fact}: resize them, or train a model with image_size=… that resizes by itself."
+        raise ValueError(msg)
+    if resize and height * size[1] != width * size[0]:
+        msg = f"{fact}, and resizing would stretch them: crop or pad them to the proportions of those."
+        raise ValueError(msg)
+
+
+def var_length_message(var: pd.DataFrame, n_channels: int, image_key: str, what: str) -> str:
+    """Return the message for a ``var`` that does not have one row per channel.
+
+    The usual cause is ``adata[:, names]``, which selects rows of ``var`` but does not select channels of images in
+    ``obsm``.
+    """
+    names = var["channels"] if what == "channels" else var.index
+    return (
+        f"var has {len(var)} {what} ({join_first(names)}), obsm[{image_key!r}] has {n_channels}: adata[:, names] cuts "
+        "var "
+        "and no image. Begin with all of them and choose with channels=…, by number where var names something else."
+    )

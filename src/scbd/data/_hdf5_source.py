@@ -1,0 +1,139 @@
+"""Images and features in HDF5 files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import h5py
+import numpy as np
+
+from scbd._shared.files import check_file
+from scbd.data._sources import allocate_output, as_row_numbers, check_images, iterate_runs
+
+if TYPE_CHECKING:
+    pass
+
+
+def open_h5(path: Path) -> h5py.File:
+    """Open an HDF5 file for reading.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If the file is not HDF5, is truncated, or is a placeholder of Git LFS.
+    ImportError
+        If the file was compressed with a filter of hdf5plugin, and hdf5plugin is not installed.
+    """
+    check_file(path)
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        msg = f"{path} cannot be read as .h5ad ({error}): it is truncated or of another kind."
+        raise ValueError(msg) from error
+    filters: set[int] = set()
+    file.visititems(lambda _, item: filters.update(_filter_ids(item)))
+    if not all(map(h5py.h5z.filter_avail, filters)):
+        try:
+            import hdf5plugin  # noqa: F401  # importing it registers its filters
+        except ImportError as error:
+            file.close()
+            msg = f"{path} was compressed by a filter that HDF5 does not have by itself: pip install hdf5plugin."
+            raise ImportError(msg) from error
+    return file
+
+
+def _filter_ids(item: h5py.Dataset | h5py.Group) -> list[int]:
+    """Return the identifiers of the HDF5 filters (such as compression) of a dataset; of a group, an empty list."""
+    if not isinstance(item, h5py.Dataset):
+        return []
+    created = item.id.get_create_plist()
+    return [created.get_filter(place)[0] for place in range(created.get_nfilters())]
+
+
+def memory_map_dataset(dataset: h5py.Dataset) -> np.ndarray | None:
+    """Return a read-only memory-mapped array of a dataset, or `None` if the dataset cannot be mapped.
+
+    A dataset can be mapped if its values lie uncompressed and contiguous in the file. As long as the array exists, the
+    file stays open, and HDF5 refuses to write to it.
+    """
+    offset = dataset.id.get_offset() if dataset.chunks is None and not dataset.external else None
+    if offset is None:
+        return None
+    array = np.memmap(dataset.file.filename, dataset.dtype, mode="r", offset=offset, shape=dataset.shape)
+    array.file = dataset.file  # type: ignore[attr-defined]
+    # a plain array, since AnnData cannot write a np.memmap
+    return array.view(np.ndarray)
+
+
+class HDF5Source:
+    """Images in an HDF5 dataset with any chunks and compression, read with h5py.
+
+    A read decompresses each chunk that contains requested rows once. If a chunk holds many rows, reading a few random
+    rows costs as much as reading all of them.
+
+    Parameters
+    ----------
+    images
+        Dataset of shape ``(N, C, H, W)`` in an open file.
+    where
+        Name of the dataset and its file in error messages.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the dataset does not hold images, see :class:`ArraySource`.
+    """
+
+    in_memory = False
+
+    def __init__(self, images: h5py.Dataset, where: str = "images") -> None:
+        check_images(images.shape, images.dtype, where)
+        self.shape: tuple[int, ...] = images.shape
+        self.dtype: np.dtype = images.dtype
+        self.chunk_rows = images.chunks[0] if images.chunks else 1
+        self._images, self._where = images, where
+
+    def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
+        """Read the images of the given rows, in the given order, into an array that the caller may modify.
+
+        Parameters
+        ----------
+        rows
+            Row numbers or a slice.
+        out
+            Contiguous array to write to, of shape ``(len(rows), …)`` and the stored dtype. Default: a new array.
+
+        Returns
+        -------
+        Inputs ``(len(rows), …)`` in the stored dtype.
+
+        Raises
+        ------
+        IndexError
+            If a row number is out of range.
+        ValueError
+            If the file is damaged where these rows are stored.
+        """
+        out = allocate_output(self, rows, out)
+        rows = as_row_numbers(rows, self.shape[0])
+        if not len(rows):
+            return out
+        order = np.argsort(rows, kind="stable")
+        wanted = rows[order]
+        # rows of the same chunk, and adjacent rows, are read with one call
+        apart = (np.diff(wanted) > 1) & (np.diff(wanted // self.chunk_rows) != 0)
+        for start, stop in iterate_runs(apart):
+            first, last = int(wanted[start]), int(wanted[stop - 1])
+            try:
+                if (np.diff(wanted[start:stop]) == 1).all() and (np.diff(order[start:stop]) == 1).all():
+                    place = int(order[start])
+                    self._images.read_direct(out, np.s_[first : last + 1], np.s_[place : place + stop - start])
+                else:
+                    out[order[start:stop]] = self._images[first : last + 1][wanted[start:stop] - first]
+            except (OSError, RuntimeError) as error:
+                msg = f"{self._where} is damaged or truncated: rows {first} to {last} cannot be read ({error})."
+                raise ValueError(msg) from error
+        return out

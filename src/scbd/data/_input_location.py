@@ -1,0 +1,192 @@
+"""Location of the images or features in an AnnData."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pandas as pd
+
+from scbd._shared.checks import missing_key_message
+from scbd._shared.keys import IMAGE_KEY
+from scbd._shared.labels import check_anndata
+from scbd._shared.numeric_tables import frame_to_array, is_sparse
+from scbd.data._channels import Channels, channel_names, channels_by_name, taken_channels
+from scbd.data._sources import FEATURES, IMAGES, ArraySource, ImageSource, InputKind, select_columns
+from scbd.data._zarr_source import ZarrSource
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+# value of ``layer`` that stands for ``adata.X``
+X_LAYER = "X"
+
+
+class InputLocation(NamedTuple):
+    """Place of the inputs in an AnnData. One of ``image_key``, ``layer`` and ``obsm_key`` is given."""
+
+    image_key: str | None = None
+    """Key of the images in ``obsm``."""
+    layer: str | None = None
+    """Layer with the features, or ``"X"`` for ``adata.X``."""
+    obsm_key: str | None = None
+    """Key of the features in ``obsm``."""
+    channels: Channels | None = None
+    """Channels of the images to use; `None` stands for all channels that are not masks."""
+
+    @classmethod
+    def found(
+        cls,
+        adata: AnnData,
+        image_key: str | None = None,
+        layer: str | None = None,
+        obsm_key: str | None = None,
+        channels: Channels | None = None,
+    ) -> InputLocation:
+        """Determine the place of the inputs from the arguments of ``setup_anndata``.
+
+        Without ``image_key``, ``layer`` and ``obsm_key``, the inputs are the images at the default key of ``obsm`` if
+        it exists, otherwise the features in ``X``.
+
+        Parameters
+        ----------
+        adata
+            Cells.
+        image_key
+            Key of the images in ``obsm``.
+        layer
+            Layer with the features, or ``"X"``.
+        obsm_key
+            Key of the features in ``obsm``.
+        channels
+            Channels of the images to use, by name or number.
+
+        Raises
+        ------
+        KeyError
+            If no place is given, and there are neither images at the default key nor features in ``X``; or if images
+            exist under another key only.
+        ValueError
+            If several places are given, or if ``channels`` is given but the inputs are features.
+        """
+        check_anndata(adata)
+        said = {"image_key": image_key, "layer": layer, "obsm_key": obsm_key}
+        given = [name for name, key in said.items() if key is not None]
+        if len(given) > 1:
+            msg = f"Give one of {' and '.join(given)}: a model learns from images, or from one table of features."
+            raise ValueError(msg)
+        if not given and IMAGE_KEY in adata.obsm:
+            image_key = IMAGE_KEY
+        if channels is not None and image_key is None:
+            msg = f"channels={channels!r} are those of images, and there are none: leave it out, or name image_key."
+            raise ValueError(msg)
+        if channels is not None:
+            stored = cls(image_key=image_key).stored(adata)
+            channels = channels_by_name(channel_names(adata.var, stored.shape[1], str(image_key)), channels)
+        if given or image_key:
+            return cls(image_key, layer, obsm_key, channels)
+        if _image_keys(adata) or adata.X is None:
+            raise KeyError(missing_key_message("obsm", IMAGE_KEY, adata.obsm.keys(), "image_key"))
+        return cls(layer=X_LAYER)
+
+    @property
+    def kind(self) -> InputKind:
+        """Kind of the inputs: images or features."""
+        return FEATURES if self.image_key is None else IMAGES
+
+    @property
+    def where(self) -> str:
+        """Place of the inputs as Python code, for messages: ``obsm['…']``, ``layers['…']`` or ``X``."""
+        if self.layer is None:
+            return f"obsm[{self.image_key or self.obsm_key!r}]"
+        return X_LAYER if self.layer == X_LAYER else f"layers[{self.layer!r}]"
+
+    def array(self, adata: AnnData) -> Any:
+        """Return the array at this place, unchecked.
+
+        Raises
+        ------
+        KeyError
+            If the place does not exist.
+        """
+        if self.layer == X_LAYER:
+            if adata.X is None:
+                msg = "adata has no X: name the features with layer=… or obsm_key=…, or the images with image_key=…."
+                raise KeyError(msg)
+            return adata.X
+        slot, key = (adata.layers, self.layer) if self.layer else (adata.obsm, self.image_key or self.obsm_key)
+        if key not in slot:
+            argument = next(name for name, value in self._asdict().items() if value is not None)
+            keys = [known for known in slot if known is not None]  # since anndata 0.13, X is the layer None
+            raise KeyError(missing_key_message("layers" if self.layer else "obsm", str(key), keys, argument))
+        return slot[key]
+
+    def check_present(self, adata: AnnData) -> None:
+        """Raise if cells lack the inputs that a trained model embeds.
+
+        A trained model reads its inputs from the place with which it was set up. The message therefore advises to store
+        the inputs there.
+
+        Raises
+        ------
+        KeyError
+            If the place does not exist.
+        """
+        try:
+            self.array(adata)
+        except KeyError as error:
+            others = [] if self.image_key is None else _image_keys(adata)
+            put = f": adata.{self.where} = adata.obsm[{others[0]!r}], if that is it" if others else ""
+            msg = (
+                f"The model embeds what lies at {self.where}, which these cells do not have (obsm has: "
+                f"{', '.join(adata.obsm.keys()) or 'nothing'}). Give the cells with it{put}."
+            )
+            raise KeyError(msg) from error
+
+    def source(self, adata: AnnData) -> ImageSource:
+        """Return the inputs as a source that is read by row; of images, only the channels to use.
+
+        Raises
+        ------
+        KeyError
+            If the place or a channel does not exist.
+        TypeError, ValueError
+            If the array holds neither images nor features, see :class:`~scbd.data.ArraySource`.
+        """
+        stored = self.stored(adata)
+        return stored if self.image_key is None else select_columns(stored, self.taken(adata, stored.shape[1])[0])
+
+    def taken(self, adata: AnnData, n_channels: int) -> tuple[list[int], list[str]]:
+        """Return the positions and names of the channels to use, see :func:`taken_channels`."""
+        return taken_channels(adata.var, n_channels, self.image_key or "", self.channels)
+
+    def stored(self, adata: AnnData) -> ImageSource:
+        """Return the inputs as a source with all stored channels; the errors are those of :meth:`source`."""
+        check_anndata(adata)
+        array = self.array(adata)
+        if isinstance(array, pd.DataFrame):
+            array = frame_to_array(array, self.where)
+        if is_sparse(array):
+            msg = f"{self.where} is sparse ({type(array).__name__}): make it dense, such as adata.X.toarray()."
+            raise TypeError(msg)
+        import zarr
+
+        if isinstance(array, zarr.Array):
+            return ZarrSource(array, self.where, self.kind)
+        return ArraySource(array, self.where, self.kind)
+
+    def names(self, adata: AnnData) -> list[str] | None:
+        """Return the names of the features, or `None` if they have no names (images and plain arrays in ``obsm``)."""
+        if self.layer is not None:
+            return adata.var_names.astype(str).tolist()
+        array = self.array(adata)
+        return [str(name) for name in array.columns] if isinstance(array, pd.DataFrame) else None
+
+
+def _image_keys(adata: AnnData) -> list[str]:
+    """Return the keys of ``obsm`` whose arrays have four dimensions, like images."""
+    return [key for key, values in adata.obsm.items() if len(getattr(values, "shape", ())) == 4]
+
+
+def image_source(adata: AnnData, image_key: str) -> ImageSource:
+    """Return the images at ``obsm[image_key]`` as a source without masks; see :meth:`Inputs.source`."""
+    return InputLocation(image_key=image_key).source(adata)

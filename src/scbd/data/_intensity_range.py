@@ -1,0 +1,169 @@
+"""Intensity range of images, estimated from percentiles of a sample of crops."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from anndata import AnnData
+
+from scbd._shared.checks import join_first
+from scbd.data._readers import (
+    Crops,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Plate: TypeAlias = Crops | AnnData | str | os.PathLike[str]
+
+
+logger = logging.getLogger(__name__)
+
+# number of random crops whose intensities are sampled
+_N_SAMPLED_CROPS = 2048
+# percentiles of the intensities that become the lowest and the highest value of an integer dtype
+_PERCENTILES = (0.1, 99.9)
+# number of bytes of crops that are read at once
+_PART_BYTES = 32 * 2**20
+# number of pixels per channel that are counted at once
+_COUNT_BLOCK_PIXELS = 2**20
+# number of random pixels per crop of floats, whose values are too many for a histogram
+_N_PIXELS_PER_CROP = 1024
+
+
+def output_intensity_range(
+    plates: Sequence[Crops], dtype: np.dtype, intensity_range: Any, seed: int
+) -> np.ndarray | None:
+    """Return the lowest and the highest intensity of each channel, ``(C, 2)``, or `None` if intensities are not scaled.
+
+    If they are estimated from the plates, a log line states them.
+    """
+    n_channels, stored = plates[0].images.shape[1], plates[0].images.dtype
+    if dtype.kind == "f" or dtype == stored:
+        return None
+    if intensity_range is None:
+        found = estimate_intensity_range(plates, seed)
+        told = (f"{name} {low:g} to {high:g}" for name, (low, high) in zip(plates[0].channels, found, strict=True))
+        logger.info(
+            "%s holds these intensities, and what is beyond is cut off (intensity_range): %s.",
+            dtype,
+            join_first(told, 8),
+        )
+    else:
+        found = np.asarray(intensity_range, dtype=np.float32)
+    return np.array(np.broadcast_to(found, (n_channels, 2)))
+
+
+def estimate_intensity_range(plates: Sequence[Crops], seed: int) -> np.ndarray:
+    """Estimate the 0.1 and 99.9 % percentiles of the intensities of each channel, float32 ``(C, 2)``.
+
+    Images of integers use all pixels of about 2,048 random crops. Images of floats use 1,024 random pixels of each of
+    these crops. If both percentiles of a channel are equal, the upper value is set to the lower value plus 1.
+
+    Parameters
+    ----------
+    plates
+        Crops, all of one dtype.
+    seed
+        Seed of the random sample.
+
+    Raises
+    ------
+    ValueError
+        If a crop of the sample has NaN or infinite pixels (the message names it).
+    """
+    rng = np.random.default_rng(seed)
+    of_pixels = rng.spawn(1)[0]
+    total = sum(len(plate.obs) for plate in plates)
+    n_channels, dtype = plates[0].images.shape[1], plates[0].images.dtype
+    counts = np.zeros((n_channels, 0 if dtype.kind == "f" else 2 ** (8 * dtype.itemsize)), np.int64)
+    values = []
+    for plate in plates:
+        n, *image = plate.images.shape
+        rows = np.sort(rng.choice(n, min(n, -(-_N_SAMPLED_CROPS * n // total)), replace=False))
+        step = max(1, _PART_BYTES // (math.prod(image) * dtype.itemsize))
+        for part in (rows[start : start + step] for start in range(0, len(rows), step)):
+            images = plate.images.read(part)
+            check_finite(images, plate, part)
+            pixels = images.reshape(*images.shape[:2], -1)
+            if dtype.kind == "f":
+                values.append(np.moveaxis(_sample_pixels(pixels, of_pixels), 1, 0).reshape(n_channels, -1))
+            else:
+                _add_to_histogram(pixels, counts)
+    if values:
+        found = np.percentile(np.concatenate(values, axis=1), _PERCENTILES, axis=1)
+    else:
+        found = percentiles_from_counts(counts, _PERCENTILES)
+    low, high = found.astype(np.float32)
+    return np.stack([low, np.where(high > low, high, low + 1)], axis=1)
+
+
+def percentiles_from_counts(counts: np.ndarray, percentiles: Sequence[float]) -> np.ndarray:
+    """Compute percentiles from histograms, float64 ``(P, C)``, equal to ``np.percentile`` of the counted numbers.
+
+    Parameters
+    ----------
+    counts
+        Histogram of each channel, ``(C, K)``: ``counts[c, k]`` is how often the number ``k`` occurs in channel ``c``.
+        All channels have the same total.
+    percentiles
+        P percentiles, from 0 to 100.
+    """
+    places = np.asarray(percentiles) / 100 * (counts[0].sum() - 1)
+    upto = counts.cumsum(axis=1)
+    below, above = (
+        np.stack([np.searchsorted(channel, ranks, side="right") for channel in upto], axis=1)
+        for ranks in (np.floor(places), np.ceil(places))
+    )
+    return below + (above - below) * (places % 1)[:, None]
+
+
+def _sample_pixels(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return 1,024 random pixels of each crop, at the same positions in all channels of the crop.
+
+    Positions are drawn with replacement. Crops of at most 1,024 pixels are returned whole.
+    """
+    n, _, size = pixels.shape
+    return (
+        pixels
+        if size <= _N_PIXELS_PER_CROP
+        else np.take_along_axis(pixels, rng.integers(size, size=(n, 1, _N_PIXELS_PER_CROP)), axis=2)
+    )
+
+
+def _add_to_histogram(pixels: np.ndarray, counts: np.ndarray) -> None:
+    """Add the histogram of pixels ``(N, C, number of pixels)`` to ``counts`` in place."""
+    step = max(1, _COUNT_BLOCK_PIXELS // pixels.shape[2])
+    for start in range(0, len(pixels), step):
+        for channel, of_channel in enumerate(counts):
+            of_channel += np.bincount(pixels[start : start + step, channel].ravel(), minlength=len(of_channel))
+
+
+def check_finite(images: np.ndarray, plate: Crops, rows: np.ndarray) -> None:
+    """Raise if images have NaN or infinite pixels.
+
+    Parameters
+    ----------
+    images
+        Images ``(N, C, H, W)``.
+    plate
+        Plate of the images, for the message.
+    rows
+        Row numbers of the images in the plate, for the message.
+
+    Raises
+    ------
+    ValueError
+        If an image has NaN or infinite pixels. The message names the rows and cells.
+    """
+    if images.dtype.kind != "f":
+        return
+    bad = rows[~np.isfinite(images).all(axis=(1, 2, 3))]
+    if bad.size:
+        names = join_first(f"row {row} ({plate.obs.index[row]})" for row in bad)
+        msg = f"{plate.name} has NaN or infinite pixels as {images.dtype}: {names}. Drop these cells or repair them."
+        raise ValueError(msg)

@@ -1,0 +1,214 @@
+"""Pictures that show what each block contains: cells decoded from their embeddings, or with a block of another cell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from scbd._shared.checks import count_or_default, join_first
+from scbd.data._loading import read_tensor
+from scbd.model._arguments import explain_arguments
+from scbd.model._embed import EmbedMixin, check_finite_inputs, row_numbers
+from scbd.model._minified import block_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from anndata import AnnData
+    from torch import Tensor
+
+    from scbd.data._sources import ImageSource
+
+# default numbers of cells: in a forward pass of the decoder; read at once
+DECODE_BATCH_SIZE, CELLS_READ_PER_BLOCK = 256, 512
+
+
+class PictureMixin(EmbedMixin):
+    """Mixin for pictures decoded from embeddings: :meth:`reconstruct`, :meth:`swap_blocks` and :meth:`decode`.
+
+    The model's module has a ``decoder`` with
+
+    - ``n_latents``, the dimension of each block;
+    - ``likelihood``, ``"bernoulli"`` or ``"gaussian"``;
+    - a method ``mean`` that takes embeddings ``(B, D)`` of each block, and returns intensities (Bernoulli) or prepared
+      inputs (Gaussian).
+    """
+
+    # its attribute decoder is None until a decoder has been trained
+    module: Any
+
+    @explain_arguments()
+    def get_intensities(
+        self, adata: AnnData | None = None, indices: Sequence[int] | np.ndarray | None = None
+    ) -> np.ndarray:
+        """Return the inputs of cells in the units of :meth:`reconstruct`, to compare with reconstructions.
+
+        Parameters
+        ----------
+        adata, indices
+            See :meth:`reconstruct`.
+
+        Returns
+        -------
+        Array, float32 ``(len(indices), C, H, W)`` of images, or ``(len(indices), F)`` of features.
+        """
+        source, preprocess = self._source(self._adata_or_attached(adata)), self.module.preprocess
+        rows = row_numbers(indices, source.shape[0])
+        rows = np.arange(source.shape[0]) if rows is None else rows
+        images = np.empty((len(rows), *preprocess.output_shape), dtype=np.float32)
+        with torch.inference_mode():
+            for part, stored in self._read(source, rows, CELLS_READ_PER_BLOCK):
+                images[part] = preprocess.measured(stored).cpu().numpy()
+        return images
+
+    @explain_arguments()
+    def reconstruct(
+        self,
+        adata: AnnData | None = None,
+        indices: Sequence[int] | np.ndarray | None = None,
+        *,
+        batch_size: int | None = None,
+    ) -> np.ndarray:
+        """Decode cells from their embeddings.
+
+        Parameters
+        ----------
+        adata
+            Cells to reconstruct. Default: the training data.
+        indices
+            Row numbers in the order of the output, or a boolean mask. Default: all cells.
+        batch_size
+            Number of cells per forward pass. Default: 256.
+
+        Returns
+        -------
+        Array, float32. For images ``(len(indices), C, H, W)``: expected intensities before standardisation, at the size
+        that the encoders take. With the default ``intensity``, these are between 0 and 1 for uint8 images, and arcsinh
+        of the counts for uint16 images. For features ``(len(indices), F)``: values in the units of the features.
+
+        Raises
+        ------
+        KeyError, ValueError
+            If no decoder has been trained (``ValueError``); see also :meth:`get_latent_representation`.
+        """
+        self._require_decoder()
+        batch_size = count_or_default("batch_size", batch_size, DECODE_BATCH_SIZE)
+        embeddings = [self._embedded(block, adata, indices, batch_size) for block in block_names(self.module)]
+        return self.decode(*embeddings, batch_size=batch_size)
+
+    @explain_arguments()
+    def swap_blocks(
+        self,
+        content: Sequence[int] | np.ndarray,
+        style: Sequence[int] | np.ndarray,
+        adata: AnnData | None = None,
+        *,
+        batch_size: int | None = None,
+    ) -> np.ndarray:
+        """Decode z_c of some cells with z_s of other cells.
+
+        A picture shows the perturbation of one cell in the environment of another cell.
+
+        Parameters
+        ----------
+        content
+            Row numbers of the cells whose z_c is used.
+        style
+            Row numbers of the cells whose z_s is used, the same number as in ``content``.
+        adata, batch_size
+            See :meth:`reconstruct`.
+
+        Returns
+        -------
+        Array, float32 ``(len(content), C, H, W)`` of images, or ``(len(content), F)`` of features, in the units of
+        :meth:`reconstruct`.
+
+        Raises
+        ------
+        ValueError
+            If no decoder has been trained, the model has a single block, ``content`` and ``style`` differ in length, or
+            a row number is out of range.
+        """
+        self._require_decoder()
+        if self.module.style is None:
+            msg = f"This {type(self).__name__} has a single block: there is nothing to swap."
+            raise ValueError(msg)
+        batch_size = count_or_default("batch_size", batch_size, DECODE_BATCH_SIZE)
+        n = self._adata_or_attached(adata).n_obs
+        rows = [row_numbers(indices, n) for indices in (content, style)]
+        if rows[0] is None or rows[1] is None or len(rows[0]) != len(rows[1]):
+            msg = "Give equally many rows for content and for style: each pair makes one image."
+            raise ValueError(msg)
+        z_c, z_s = (self._embedded(b, adata, r, batch_size) for b, r in zip("cs", rows, strict=True))
+        return self.decode(z_c, z_s, batch_size=batch_size)
+
+    @explain_arguments()
+    def decode(self, *embeddings: np.ndarray, batch_size: int | None = None) -> np.ndarray:
+        """Decode embeddings, for example interpolations between the embeddings of two cells.
+
+        Embeddings of SCBD lie on the unit sphere, so scale interpolations to length 1 before decoding.
+
+        Parameters
+        ----------
+        *embeddings
+            z_c and z_s, ``(N, D)`` each, without centring (``get_latent_representation(center=None)``). For a model
+            with a single block, z_c only.
+        batch_size
+            Number of cells per forward pass. Default: 256.
+
+        Returns
+        -------
+        Array, float32 ``(N, C, H, W)`` of images, or ``(N, F)`` of features, in the units of :meth:`reconstruct`.
+
+        Raises
+        ------
+        ValueError
+            If no decoder has been trained, the embeddings do not have the dimensions of the model's blocks or are not
+            finite, or an embedding of SCBD has a length that differs from 1 by more than 0.01.
+        """
+        decoder = self._require_decoder()
+        batch_size = count_or_default("batch_size", batch_size, DECODE_BATCH_SIZE)
+        tensors = [torch.as_tensor(np.asarray(z), dtype=torch.float32) for z in embeddings]
+        wanted = decoder.n_latents
+        if [t.shape[1] if t.ndim == 2 else None for t in tensors] != [*wanted] or len({len(t) for t in tensors}) != 1:
+            shapes = " and ".join(str(tuple(t.shape)) for t in tensors) or "none"
+            msg = f"The decoder takes {' and '.join(f'(N, {n})' for n in wanted)}, the embeddings are {shapes}."
+            raise ValueError(msg)
+        self._check_embeddings(tensors)
+        images = np.empty((len(tensors[0]), *self.module.preprocess.output_shape), dtype=np.float32)
+        with torch.inference_mode():
+            for start in range(0, len(images), batch_size):
+                part = slice(start, start + batch_size)
+                decoded = decoder.mean(*(t[part].to(self.module.device) for t in tensors))
+                if decoder.likelihood == "gaussian":
+                    decoded = self.module.preprocess.intensities(decoded)
+                images[part] = decoded.cpu().numpy()
+        return images
+
+    def _embedded(self, block: str, adata: AnnData | None, rows: Any, batch_size: int) -> np.ndarray:
+        """Return the uncentred embeddings of a block, which the decoder takes, float32 ``(len(rows), D)``."""
+        return self.get_latent_representation(adata, rows, block=block, center=None, batch_size=batch_size)
+
+    def _read(self, source: ImageSource, rows: np.ndarray, size: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the stored inputs of up to ``size`` cells at a time, with the slice of ``rows`` that they belong to."""
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            stored = read_tensor(source, rows[part]).to(self.module.device)
+            check_finite_inputs(stored, rows[part])
+            yield part, stored
+
+    def _check_embeddings(self, embeddings: Sequence[Tensor]) -> None:
+        """Raise a ``ValueError`` that names the rows with NaN or infinity in embeddings to decode, ``(N, D)`` each."""
+        broken = ~torch.stack([z.isfinite().all(1) for z in embeddings]).all(0)
+        if broken.any():
+            rows = np.flatnonzero(broken.numpy())
+            msg = f"The embeddings to decode have NaN or infinite values in {len(rows)} rows ({join_first(rows)})."
+            raise ValueError(msg)
+
+    def _require_decoder(self) -> Any:
+        if self.module.decoder is None:
+            msg = "There is no decoder: call train_decoder() first (and again after train(), which moves the blocks)."
+            raise ValueError(msg)
+        return self.module.decoder

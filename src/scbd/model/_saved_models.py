@@ -1,0 +1,153 @@
+"""Saved models: read without executing code, and checked before they are loaded."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scvi.data._constants import _MODEL_NAME_KEY
+
+from scbd.model._training_cells import column_values_or_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+# errors that torch raises for a file that it cannot read
+_READ_ERRORS = (
+    OSError,
+    RuntimeError,
+    pickle.UnpicklingError,
+    EOFError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ValueError,
+)
+# key that marks a dictionary as a saved DataFrame
+_FRAME_KEY = "scbd.frame"
+# types that a file may hold in addition to tensors and plain values: numbers and arrays, which cannot run code
+_SAFE_TYPES: list[Any] = [
+    bytes,
+    np.ndarray,
+    np.dtype,
+    np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
+    np._core.multiarray.scalar,  # type: ignore[attr-defined]
+    *(getattr(np.dtypes, name) for name in np.dtypes.__all__ if name not in ("ObjectDType", "VoidDType")),
+]
+
+
+def read_part_of_saved_file(path: Path, wanted: Callable[[Any], Any], what: str, *, allow_pickle: bool = False) -> Any:
+    """Return a part of a file that was written by :func:`torch.save`.
+
+    No code of the file is run, unless ``allow_pickle`` is true. Tensors stay on disk (memory-mapped).
+
+    Parameters
+    ----------
+    path
+        An existing file.
+    wanted
+        Function that extracts the part from the content of the file.
+    what
+        Name of such files in error messages, for example ``"checkpoint"``.
+    allow_pickle
+        Whether to load Python objects of any kind, which can run any code.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged or truncated, is of another kind, lacks the part, or holds Python objects that are not
+        allowed.
+    """
+    try:
+        with zipfile.ZipFile(path) as parts:
+            broken = parts.testzip()  # compares each file of the archive with its checksum
+    except zipfile.BadZipFile:
+        msg = f"{path} is no {what}, or is truncated: use another copy of it."
+        raise ValueError(msg) from None
+    if broken:
+        msg = f"{path} is damaged (its part {broken} is not what was written): use another copy of it."
+        raise ValueError(msg)
+    with torch.serialization.safe_globals(_SAFE_TYPES):
+        try:
+            objects = [] if allow_pickle else torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+            content = None
+            if not objects:
+                content = wanted(torch.load(path, map_location="cpu", weights_only=not allow_pickle, mmap=True))
+        except _READ_ERRORS as error:
+            msg = f"{path} is no {what}, or is truncated ({type(error).__name__}): use another copy of it."
+            raise ValueError(msg) from error
+    if objects:
+        msg = (
+            f"{path} holds Python objects ({', '.join(sorted(objects)[:3])}), and making them could run any code. If "
+            f"you know where this {what} comes from, load a model with allow_pickle=True."
+        )
+        raise ValueError(msg)
+    return content
+
+
+def check_saved_model(path: Path, class_name: str, newest: int, *, allow_pickle: bool) -> None:
+    """Check the file of a saved model before the model is loaded from it.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    class_name
+        Name of the class of the model to load.
+    newest
+        Newest format that this version of scbd can read; it can read all older formats.
+    allow_pickle
+        See :func:`read_part_of_saved_file`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If the file is damaged or truncated, is not a saved scbd model, holds a model of another class, holds Python
+        objects that are not allowed, or was written by a newer scbd.
+    """
+    if not path.is_file():
+        msg = f"There is no saved model at {path}."
+        raise FileNotFoundError(msg)
+    attributes = read_part_of_saved_file(
+        path, lambda saved: saved["attr_dict"], "saved scbd model", allow_pickle=allow_pickle
+    )
+    name = attributes.get("registry_", {}).get(_MODEL_NAME_KEY, "model of another package")
+    if name != class_name:
+        msg = f"{path} holds a {name}, not a {class_name}: load it with {name}.load."
+        raise ValueError(msg)
+    theirs = attributes.get("format_", 0)
+    if theirs > newest:
+        msg = f"{path} was saved by a newer scbd (format {theirs}, this one reads {newest}): upgrade scbd."
+        raise ValueError(msg)
+
+
+def to_plain_values(value: Any) -> Any:
+    """Convert a value so that it can be saved without pickling.
+
+    Dictionaries of any class become plain dictionaries. A DataFrame becomes a dictionary of its index and columns.
+    Other values are returned unmodified.
+    """
+    if isinstance(value, dict):
+        return {key: to_plain_values(part) for key, part in value.items()}
+    if isinstance(value, pd.DataFrame):
+        columns = {str(name): column_values_or_text(value[name]) for name in value}
+        return {_FRAME_KEY: {"index": column_values_or_text(value.index), "name": value.index.name, "columns": columns}}
+    return value
+
+
+def from_plain_values(value: Any) -> Any:
+    """Restore a value that was converted by :func:`to_plain_values`."""
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {_FRAME_KEY}:
+        saved = value[_FRAME_KEY]
+        return pd.DataFrame(saved["columns"], index=pd.Index(saved["index"], name=saved["name"]))
+    return {key: from_plain_values(part) for key, part in value.items()}

@@ -1,0 +1,236 @@
+"""Choice, sample and digests of the cells that a model is trained on."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from scbd._shared.checks import inflect, join_first
+from scbd.data._sources import digest_cells
+from scbd.data._splits import Split, split_by_column, stratified_split
+from scbd.model._interfaces import TrainingSample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from scbd.data._sources import ImageSource
+
+logger = logging.getLogger(__name__)
+
+# default fraction of the cells to train on
+TRAIN_SIZE = 0.9
+# number of hexadecimal digits kept of a digest; 16 suffice to distinguish tables
+_N_DIGEST_DIGITS = 16
+# types of columns that may hold labels, as pandas.api.types.infer_dtype names them
+_LABEL_DTYPES = ("categorical", "string", "boolean", "integer")
+# minimum number of cells per distinct value for a column to count as labels
+_MIN_CELLS_PER_VALUE = 8
+# maximum sizes of the sample: images (channel statistics to three digits), rows of features (enough for their
+# covariance), and controls that are sampled in addition to these rows
+_MAX_SAMPLED_IMAGES, _MAX_SAMPLED_ROWS, _MAX_SAMPLED_CONTROLS = 4_096, 65_536, 16_384
+# number of cells read at once
+_CELLS_READ_AT_ONCE = 512
+
+
+def choose_split(
+    obs: pd.DataFrame,
+    strata: list[np.ndarray],
+    *,
+    split: str | Split | None = None,
+    train_size: float | None = None,
+    validation_size: float | None = None,
+    default: float = TRAIN_SIZE,
+    seed: int = 0,
+    earlier: Split | None = None,
+) -> Split:
+    """Return the split to train with.
+
+    The split is the given one. If neither a split nor a size is given, it is the split of an earlier run on the same
+    cells. Otherwise it is a random stratified split.
+
+    Parameters
+    ----------
+    obs
+        Table of the cells.
+    strata
+        Labels by which a random split is stratified, an array ``(N,)`` each.
+    split, train_size, validation_size
+        Arguments of :meth:`scbd.SCBDModel.train`.
+    default
+        Fraction of the cells to train on if ``train_size`` is not given; at most ``1 - validation_size``.
+    seed
+        Seed of a random split.
+    earlier
+        Split of the model's last run, if this run used the same cells.
+
+    Raises
+    ------
+    KeyError
+        If ``split`` names a column that ``obs`` lacks.
+    TypeError
+        If ``split`` is neither a :class:`~scbd.data.Split` nor a column name.
+    ValueError
+        If ``split`` contains row numbers beyond the table, its column has no training cells, or the sizes do not fit.
+
+    Warns
+    -----
+    UserWarning
+        If validation cells were trained on in the earlier run.
+    """
+    if split is None and earlier is not None and train_size is None and validation_size is None:
+        return earlier
+    if split is None:
+        if train_size is None:
+            train_size = default if validation_size is None else min(default, 1 - validation_size)
+        chosen = stratified_split(strata, train_size=train_size, validation_size=validation_size, seed=seed)
+    elif isinstance(split, str):
+        chosen = split_by_column(obs, split)
+    elif isinstance(split, Split):
+        chosen = split
+    else:
+        msg = f"split must be a scbd.data.Split or a column of obs, got {type(split).__name__}."
+        raise TypeError(msg)
+    last = max(rows.max(initial=-1) for rows in (chosen.train, chosen.validation, chosen.test))
+    if last >= len(obs):
+        msg = f"The split names row {last}, there are {len(obs)} cells."
+        raise ValueError(msg)
+    seen = 0 if earlier is None else np.isin(chosen.validation, earlier.train).sum()
+    if seen:
+        msg = (
+            f"{seen:,} of {len(chosen.validation):,} validation cells were trained on in an earlier run of this model: "
+            "their loss says nothing about new cells. Leave split and sizes out to keep the split of that run."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=6)
+    return chosen
+
+
+def draw_training_sample(
+    source: ImageSource,
+    rows: np.ndarray,
+    y: np.ndarray,
+    e: np.ndarray,
+    controls: np.ndarray | None,
+    positions: np.ndarray | None,
+    *,
+    seed: int,
+) -> TrainingSample:
+    """Draw a random sample of the training cells: up to 4,096 images, or up to 65,536 rows of features.
+
+    For features, up to 16,384 controls are drawn in addition, because features are scaled by the controls, and a random
+    sample may contain few of them.
+
+    Parameters
+    ----------
+    source
+        Inputs of all cells.
+    rows
+        Row numbers of the training cells.
+    y, e, controls, positions
+        Labels of all cells, see :class:`Sample`.
+    seed
+        Seed of the draw.
+    """
+    rng, of_features = np.random.default_rng(seed), len(source.shape) == 2
+    drawn = rng.choice(rows, min(len(rows), _MAX_SAMPLED_ROWS if of_features else _MAX_SAMPLED_IMAGES), replace=False)
+    if of_features and controls is not None:
+        drawn = np.union1d(drawn, rng.permutation(rows[controls[rows]])[:_MAX_SAMPLED_CONTROLS])
+    drawn = np.sort(drawn)
+    blocks = np.array_split(drawn, -(-len(drawn) // _CELLS_READ_AT_ONCE))
+    return TrainingSample(
+        lambda: (torch.from_numpy(source.read(block)) for block in blocks),
+        y[drawn],
+        e[drawn],
+        None if controls is None else controls[drawn],
+        None if positions is None else positions[drawn],
+    )
+
+
+def warn_if_single_cell_perturbations(y: np.ndarray, names: Sequence[str]) -> None:
+    """Log a warning that names the perturbations with a single training cell.
+
+    Parameters
+    ----------
+    y
+        Codes of the perturbations of the training cells, integer ``(N,)``.
+    names
+        Names of the perturbations, in the order of their codes.
+    """
+    codes, counts = np.unique(y, return_counts=True)
+    alone = codes[counts == 1]
+    if len(alone):
+        message = "%d of %d perturbations %s a single training cell (%s), which has no partner to learn from."
+        have = inflect(len(alone), "has", "have")
+        logger.warning(message, len(alone), len(codes), have, join_first(np.asarray(names)[alone]))
+
+
+def check_positives_in_other_environments(y: np.ndarray, e: np.ndarray, names: Sequence[str]) -> None:
+    """Check that perturbations have training cells in several environments (``positives="other_environments"``).
+
+    A log message names the perturbations whose training cells all lie in one environment.
+
+    Parameters
+    ----------
+    y, e
+        Codes of the perturbations and environments of the training cells, integer ``(N,)``.
+    names
+        Names of the perturbations, in the order of their codes.
+
+    Raises
+    ------
+    ValueError
+        If each perturbation lies in a single environment, so that no cell has a positive in another one.
+    """
+    codes, n_environments = np.unique(np.unique(np.stack([y, e], 1), axis=0)[:, 0], return_counts=True)
+    alone = codes[n_environments == 1]
+    if len(alone) == len(codes):
+        msg = (
+            "positives='other_environments': the training cells of each perturbation lie in one environment. Use "
+            "positives='all', or a coarser e_key."
+        )
+        raise ValueError(msg)
+    if len(alone):
+        message = (
+            "%d of %d perturbations %s training cells in one environment only (%s), and therefore no partners to learn "
+            "from with positives='other_environments'."
+        )
+        have = inflect(len(alone), "has", "have")
+        logger.warning(message, len(alone), len(codes), have, join_first(np.asarray(names)[alone]))
+
+
+def cell_digests(source: ImageSource, labels: pd.DataFrame) -> dict[str, str]:
+    """Return separate digests of images and labels, so that an error can state which of the two have changed."""
+    return {
+        "images": digest_cells(source, pd.DataFrame(index=range(source.shape[0])))[:_N_DIGEST_DIGITS],
+        "labels": digest_cells(None, labels)[:_N_DIGEST_DIGITS],
+    }
+
+
+def split_digest(split: Split, n_cells: int) -> str:
+    """Return a digest of the training and the validation cells of a split."""
+    part = np.zeros(n_cells, dtype=np.int8)
+    part[split.train], part[split.validation] = 1, 2
+    return digest_cells(None, pd.DataFrame({"part": part}))[:_N_DIGEST_DIGITS]
+
+
+def label_column_codes(obs: pd.DataFrame) -> Iterator[np.ndarray]:
+    """Yield codes of each column of labels, such as guide, plate or donor; int64 ``(N,)`` each.
+
+    A column counts as labels if it has at least eight cells per distinct value. Columns of fractions, dates and objects
+    are skipped. Missing values get a code like any other value. Any of these labels may be shared by cells that are
+    stored next to each other.
+    """
+    for place in range(obs.shape[1]):
+        column = obs.iloc[:, place]
+        if pd.api.types.infer_dtype(column) in _LABEL_DTYPES:
+            codes, values = pd.factorize(column)
+            if len(values) <= len(obs) / _MIN_CELLS_PER_VALUE:
+                yield codes + 1
+
+
+def column_values_or_text(column: pd.Series | pd.Index) -> Any:
+    return column.to_numpy() if column.dtype.kind in "biuf" else column.astype(str).tolist()

@@ -1,0 +1,753 @@
+r"""Invariance as an analysis of variance: the variance of a feature that the environment explains, in standard errors.
+
+Write a feature of a cell with label :math:`y` and environment :math:`e` as
+:math:`f = m_y + a_e + b_{ye} + \varepsilon`. The terms are the mean of the label, the effect of the environment on
+cells of all labels, the additional effect of the environment on cells of this label (interaction), and the residual.
+The proportion of variance explained by the environment, conditional on the label, is
+
+.. math:: \omega^2 = \mathrm{E}\, (a_e + b_{ye})^2 \,/\, \mathrm{Var} f,
+
+the effect size of an analysis of variance. It is zero when, given the label, the mean of the feature does not depend on
+the environment. As an objective it has four properties that the contrastive forms (:func:`scbd.nn.invariance_loss`)
+lack:
+
+- **It is a ratio.** Shrinking the embedding to a point, in all features or in one, does not change it. A collapse of
+  the embedding is therefore not rewarded, whatever the weight of the loss.
+- **It is estimated without bias.** The product of two *different* cells of one environment has the expectation
+  :math:`(a_e + b_{ye})^2`. Noise averages out, however few partners a cell has. The absolute value of a noisy
+  difference, in contrast, is positive under perfect invariance. It is larger the fewer the partners, so that it favours
+  a smaller embedding where the batch is small or environments are many.
+- **It is conditional on the label.** Environments may differ in the frequencies of labels.
+- **Its standard error is computed.** If the environment explains no variance, the estimate still varies between
+  batches. It varies more with smaller batches, more environments and fewer directions in use. The estimate divided by
+  its standard error measures how strongly a batch contradicts invariance. Its unit is the same for every batch size,
+  number of labels and number of environments.
+
+There are two ways of pairing cells for the estimate:
+
+- ``"within"``: cells of the same environment *and label*. These pairs show the entire effect. It includes features with
+  a different meaning in each environment (a shade that is bright for a high digit in one environment and for a low
+  digit in another), whose average over labels is the same in all environments. With many labels and environments there
+  are few such pairs: with 56 genes in 34 wells, a cell has on average a third of a partner in a batch of 512.
+- ``"across"``: cells of the same environment and any label, each compared with the mean of its own label. These pairs
+  show :math:`a_e` and hardly any of :math:`b_{ye}`, but there are many: fifteen partners per cell in the same batch.
+
+An environment may also have an order, for example the column of a plate or the time (:class:`scbd.nn.Numbers`). Then
+cells with similar values are compared, of the same label or of any label.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scbd._shared.checks import check_choice
+from scbd.nn._contrastive import highest_precision_dtype
+from scbd.nn._groups import Groups
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+# largest variance of a constant feature due to rounding, relative to the feature's squared mean or to the largest
+# variance of all features
+_ROUNDING = 1e-12
+# prior degrees of freedom in the variance of a label, which is shrunk towards the variance of all cells
+_PRIOR_FREEDOM = 1.0
+
+
+class ExplainedVariance(NamedTuple):
+    """Variance explained by the environment, conditional on the label."""
+
+    share: Tensor
+    """Proportion of the variance, at most 1; its expectation is 0 if the environment explains no variance."""
+    error: Tensor
+    """Standard deviation of ``share`` if the environment explains no variance; 0 if there are no cells to compare."""
+    freedom: Tensor
+    r"""Degrees of freedom, :math:`\|M\|^2`: number of contrasts between environments that the batch can estimate."""
+
+
+def explained_variance(
+    features: Tensor, environments: Environments, labels: Tensor | Groups, *, partners: Partners = "within"
+) -> ExplainedVariance:
+    r"""Estimate the proportion of the features' variance that the environment explains, conditional on the label.
+
+    The function also returns the standard error of the estimate.
+
+    Features are standardised over the batch. :math:`r_i` is the difference between a cell and the mean of its label.
+    Let :math:`g` be the groups of cells that are compared (see ``partners``). The sum of squares between groups,
+    conditional on the label, is
+
+    .. math:: T = \sum_g \frac{1}{n_g} \Bigl\| \sum_{i \in g} r_i \Bigr\|^2 - \sum_i d_i \|r_i\|^2
+              = \sum_{ij} M_{ij} \langle r_i, r_j \rangle.
+
+    It is large if the cells of a group deviate from the means of their labels in the same direction. The :math:`d_i`
+    subtract the product of each cell with itself. The expectation of :math:`T` is therefore zero, whatever the
+    variances of cells, if environments are assigned at random within each label. The estimate is
+    :math:`\hat\omega^2 = T / BD`. Groups of a single cell carry no information and are excluded.
+
+    Effects that environments and labels have in common are not detected. If each environment holds one label, :math:`M`
+    is zero. The more environments and labels depend on each other, the smaller :math:`M` is. The standard deviation of
+    :math:`T` if the environment explains no variance,
+
+    .. math:: \mathrm{sd}(T)^2 = 2 \|C\|^2 \sum_{ij} M_{ij}^2 s_i^2 s_j^2,
+
+    takes the design of the batch into account. Here :math:`s_i^2` is the variance of the cell's label and :math:`C` the
+    covariance of :math:`r_i / s_i`. The standard deviation is larger if the residuals use fewer directions.
+
+    For :class:`Numbers`, the first term of :math:`T` is the sum of squares that a regression of the :math:`r_i` on the
+    polynomials explains. The regression is fitted for each label (``"within"``) or for all labels together
+    (``"across"``). The other steps are the same.
+
+    Parameters
+    ----------
+    features
+        ``(B, D)``, of any scale. Half precision is converted to float32.
+    environments
+        Integer codes, ``(B,)``, or their :class:`Groups`; or :class:`Numbers`, for environments with an order.
+    labels
+        Integer codes, ``(B,)``, or their :class:`Groups`.
+    partners
+        Which cells are compared:
+
+        - ``"within"``: cells of the same environment and label. There are few pairs, but they show the entire effect.
+        - ``"across"``: cells of the same environment, each compared with the mean of its own label. There are many
+          pairs, but they show only effects that are the same for all labels.
+
+    Returns
+    -------
+    ``share``, ``error`` and ``freedom``, scalars, float32 or float64. Only ``share`` has a gradient.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not match, the batch holds fewer than two cells, environments are floating-point numbers, or
+        ``partners`` is unknown.
+
+    References ---------- Hays (1963), Statistics for psychologists: the effect size :math:`\omega^2`. The estimates and
+    their use were developed for this package.
+
+    Examples
+    --------
+    >>> features, gene = torch.randn(256, 16, generator=torch.manual_seed(0)), torch.arange(256) % 8
+    >>> well = torch.arange(256) // 8 % 4
+    >>> share = scbd.nn.explained_variance(features, well, gene).share
+    >>> abs(float(share)) < 0.05  # these features know nothing of the well
+    True
+    """
+    check_choice("partners", partners, {"within": "of the same label", "across": "of any label"})
+    design = BatchDesign(environments, labels)
+    found, freedom = (
+        estimate_effects(features, design).pairings[0][partners],
+        design.pairings[0][partners].freedom_of_one,
+    )
+    return ExplainedVariance(
+        found.between / features.numel(), found.scatter / features.numel(), freedom.to(found.between)
+    )
+
+
+def invariance_statistic(
+    passed: Sequence[Tensor],
+    environments: Environments | Sequence[Environments],
+    labels: Tensor | Groups,
+) -> Tensor:
+    r"""Measure how strongly a batch contradicts invariance: variance explained by the environment in standard errors.
+
+    .. math:: \frac{1}{2S} \sum_s \Bigl(
+              \frac{\hat\omega^2_{s,\text{within}}}{\mathrm{sd}(\hat\omega^2_{s,\text{within}})} +
+              \frac{\hat\omega^2_{s,\text{across}}}{\mathrm{sd}(\hat\omega^2_{s,\text{across}})} \Bigr)
+
+    The sum is over all representations :math:`s`, and over the two pairings of :func:`explained_variance`. If no cell
+    has a partner in one pairing, only the other pairing is used. For example, no cell has a partner within its label if
+    each plate has one well per perturbation and plates are the environments.
+
+    If the environment explains no variance, the statistic is of order one, positive or negative. Its unit does not
+    depend on the batch size, the numbers of labels and environments, or the scale of the features.
+
+    A cell may have several environments, for example its plate and its position on the plate. The statistic is then the
+    mean of the statistics of all environments for which the batch contains information. Positions are compared over all
+    plates, and plates over all positions. The combination of plate and position could not be compared if each well
+    holds one row.
+
+    Parameters
+    ----------
+    passed
+        Representations of the same cells, each ``(B, D)``: usually the intermediate representations of all stages of
+        the encoder and the embedding. An embedding may be invariant although the encoder uses differences between
+        environments: it can compute the label from them in two steps. The first step is visible in an intermediate
+        representation.
+    environments
+        Integer codes, ``(B,)``, or their :class:`Groups`; :class:`Numbers`, for environments with an order, such as the
+        column of a plate or the time; or a sequence of these for several environments per cell.
+    labels
+        Integer codes, ``(B,)``, or their :class:`Groups`.
+
+    Returns
+    -------
+    The statistic, a scalar, in standard errors.
+
+    Raises
+    ------
+    ValueError
+        If :func:`explained_variance` raises it, or if the sequence of environments is empty.
+
+    Examples
+    --------
+    >>> features, gene = torch.randn(256, 16, generator=torch.manual_seed(0)), torch.arange(256) % 8
+    >>> well = torch.arange(256) // 8 % 4
+    >>> shifted = features + 3 * torch.nn.functional.one_hot(well, 16)  # says which well it is
+    >>> blind, seen = (float(scbd.nn.invariance_statistic([x], well, gene)) for x in (features, shifted))
+    >>> blind < 3 < 30 < seen  # standard errors
+    True
+    """
+    design = BatchDesign(environments, labels)
+    return in_errors([estimate_effects(features, design) for features in passed], design)
+
+
+def in_errors(explained: Sequence[RepresentationEstimates], design: BatchDesign) -> Tensor:
+    """Compute the invariance statistic from the results of :func:`estimate_effects` for each representation."""
+    each, resolved = [], []
+    for column, pairings in enumerate(design.pairings):
+        resolvable = torch.stack([pairing.resolvable for pairing in pairings.values()])
+        both = torch.stack([x.in_errors for of_one in explained for x in of_one.pairings[column].values()])
+        each.append(_mean_of_resolvable(both, resolvable))
+        resolved.append(resolvable.any())
+    return _mean_of_resolvable(torch.stack(each), torch.stack(resolved))
+
+
+def _mean_of_resolvable(values: Tensor, resolvable: Tensor) -> Tensor:
+    """Average the values that are resolvable; the other values are zero and are not counted."""
+    return values.mean() * (len(resolvable) / resolvable.sum().clamp(min=1))
+
+
+class PairingEstimate(NamedTuple):
+    """Estimate from one pairing of cells."""
+
+    between: Tensor
+    """Sum of products between cells of a group, over groups and features: :math:`T` in :func:`explained_variance`."""
+    scatter: Tensor
+    """Standard deviation of ``between`` if the environment explains no variance; 0 if there are no cells to compare."""
+
+    @property
+    def in_errors(self) -> Tensor:
+        """Estimate in units of its standard deviation, which has no gradient."""
+        nothing = self.scatter == 0
+        # zero, but NaN if the estimate is NaN, so that invalid features remain visible
+        zero = 0.0 * self.between.detach()
+        return torch.where(nothing, zero, self.between / torch.where(nothing, 1.0, self.scatter))
+
+    def per_gain(self, pairing: Pairing) -> PairingEstimate:
+        """Divide the estimate by the effect of an environment that explains all variance, but by at least one cell."""
+        gain = pairing.gain.clamp(min=1).to(self.between)
+        return PairingEstimate(self.between / gain, self.scatter / gain)
+
+
+class RepresentationEstimates(NamedTuple):
+    """Estimates for one representation."""
+
+    pairings: list[dict[Partners, PairingEstimate]]
+    """Estimates per environment (list) and per pairing of cells (dictionary)."""
+    n_features: int
+
+
+def estimate_effects(features: Tensor, design: BatchDesign) -> RepresentationEstimates:
+    """Estimate, for each environment and pairing, the effect on ``features (B, D)`` conditional on the label."""
+    if features.ndim != 2 or len(features) != len(design.n_label):
+        msg = f"features must be (B, D) for {len(design.n_label)} environments and labels, got {tuple(features.shape)}."
+        raise ValueError(msg)
+    with torch.autocast(features.device.type, enabled=False):
+        f = _standardised(features.to(torch.promote_types(features.dtype, torch.float32)))
+        apart = f - design.label.sums(f) / design.n_label
+        squares = apart.detach().square().mean(1, keepdim=True)
+        variance = squares.sum() / design.freedom.clamp(min=1)
+        nothing = variance < _ROUNDING
+        # the variance differs between labels, and the variation by chance depends on it
+        of_label = (design.label.sums(squares) + _PRIOR_FREEDOM * variance) / (design.n_label - 1 + _PRIOR_FREEDOM)
+        alike = _squared_covariance_norm(
+            apart.detach() * torch.rsqrt(torch.where(nothing, 1.0, of_label)), design.freedom
+        )
+
+        def of(pairing: Pairing) -> PairingEstimate:
+            by_chance = 2 * alike * pairing.freedom(of_label.to(pairing.own)).clamp(min=0)
+            scatter = torch.where(pairing.resolvable & ~nothing, by_chance, 0.0).sqrt()
+            return PairingEstimate(pairing.between(apart), scatter.to(f.dtype))
+
+        pairings = [{name: of(pairing) for name, pairing in pairings.items()} for pairings in design.pairings]
+        return RepresentationEstimates(pairings, f.shape[1])
+
+
+def _standardised(features: Tensor) -> Tensor:
+    """Standardise features to mean 0 and variance 1 over the batch; constant features become 0.
+
+    A feature is constant if its variance is negligible compared with its squared mean or with the largest variance.
+    """
+    mean = features.mean(0)
+    f = features - mean
+    variance = f.square().mean(0)
+    beside = torch.maximum(mean.square(), variance.max()).detach()
+    constant = variance <= _ROUNDING * beside
+    return torch.where(constant, 0.0, f * torch.rsqrt(torch.where(constant, 1.0, variance)))
+
+
+def _squared_covariance_norm(apart: Tensor, freedom: Tensor) -> Tensor:
+    """Estimate the squared norm of a covariance with mean variance 1; it is larger if fewer directions are in use."""
+    # the Gram matrix has the same norm as the covariance; the smaller of the two matrices is computed
+    products = apart.T @ apart if apart.shape[1] <= len(apart) else apart @ apart.T
+    total = products.diagonal().sum()
+    # unbiased estimate: random similarities of few cells inflate the norm
+    squares = products.square().sum() - total.square() / freedom.clamp(min=1)
+    covariance = squares.clamp(min=0) / ((freedom - 1) * (freedom + 2)).clamp(min=1)
+    variance = total / (freedom * apart.shape[1]).clamp(min=1)
+    return torch.where(variance > 0, covariance / variance.square(), 0.0)
+
+
+# number of standard errors that are subtracted from the interaction of a batch, so that chance counts as 0
+_INTERACTION_STANDARD_ERRORS = 2.0
+
+
+class EnvironmentEffects(NamedTuple):
+    """Effects of environments on representations, scalars. Only ``statistic`` has a gradient."""
+
+    statistic: Tensor
+    """Invariance statistic in standard errors, see :func:`scbd.nn.invariance_statistic`."""
+    interaction: Tensor
+    """Proportion of variance, from 0 to 1, explained by effects of an environment that differ between labels.
+
+    It is the maximum over representations and over environments."""
+    embedding_statistic: Tensor
+    """Invariance statistic of the last representation alone."""
+
+
+def environment_effects(
+    passed: Sequence[Tensor],
+    environments: Environments | Sequence[Environments],
+    labels: Tensor | Groups,
+) -> EnvironmentEffects:
+    r"""Compute how significant the effects of environments on a batch are, and how much they differ between labels.
+
+    Both pairings of :func:`explained_variance` detect effects of an environment on all cells. Pairs within a label also
+    detect effects on this label only. The difference is the **interaction**. For each pairing :math:`c`, let
+    :math:`\omega^2_c = T_c / (g_c D)`, with the sum of squares :math:`T_c` of :func:`explained_variance`. :math:`g_c`
+    is the value that :math:`T_c` would have for a feature whose variance is entirely due to the environment. It
+    corrects for cells without a partner. The interaction that a batch shows beyond chance is
+
+    .. math:: \max_s \bigl( \omega^2_{s, within} - \omega^2_{s, across} - 2\,\mathrm{sd} \bigr)_+,
+
+    with the maximum over representations :math:`s`. A large interaction indicates that the environment changes the
+    relation between a feature and the label. Such features are misleading even if z_c is invariant, since z_c may be
+    computed from two of them.
+
+    With several environments, the interaction is the maximum over environments.
+
+    Parameters
+    ----------
+    passed, environments, labels
+        See :func:`invariance_statistic`. The last element of ``passed`` is the embedding.
+
+    Returns
+    -------
+    - ``statistic``: see :func:`invariance_statistic`;
+    - ``interaction``: a proportion of the variance;
+    - ``of_last``: the statistic of the embedding alone.
+
+    All are scalars. Only ``statistic`` has a gradient.
+
+    Raises
+    ------
+    ValueError
+        See :func:`invariance_statistic`.
+
+    Examples
+    --------
+    >>> gene, well = torch.arange(512) % 4, torch.arange(512) // 4 % 2
+    >>> noise = torch.randn(512, 8, generator=torch.manual_seed(0))
+    >>> alike = noise + 2 * well[:, None]  # a well shifts all cells
+    >>> differently = noise + 2 * (2 * well - 1)[:, None] * (2 * (gene % 2) - 1)[:, None]  # or each gene its own way
+    >>> [round(float(environment_effects([x], well, gene).interaction), 1) for x in (alike, differently)]
+    [0.0, 0.8]
+    """
+    design = BatchDesign(environments, labels)
+    explained = [estimate_effects(features, design) for features in passed]
+    statistic = in_errors(explained, design)
+    with torch.no_grad():
+        interaction = torch.stack([_interaction(of_one, design) for of_one in explained]).max()
+        return EnvironmentEffects(statistic, interaction, in_errors(explained[-1:], design))
+
+
+def _interaction(explained: RepresentationEstimates, design: BatchDesign) -> Tensor:
+    """Return the interaction of one representation beyond chance; 0 if no cell has partners in both pairings."""
+    found = []
+    for pairings, of_pairing in zip(design.pairings, explained.pairings, strict=True):
+        within, across = (of_pairing[name].per_gain(pairings[name]) for name in ("within", "across"))
+        error = (within.scatter.square() + across.scatter.square()).sqrt()
+        seen = (within.between - across.between - _INTERACTION_STANDARD_ERRORS * error).clamp(min=0)
+        found.append(torch.where(pairings["within"].resolvable & pairings["across"].resolvable, seen, 0.0))
+    return torch.stack(found).max() / explained.n_features
+
+
+# degree of the polynomials: trend, curvature and edges; indicators of 24 columns would require 23 terms
+_POLYNOMIAL_DEGREE = 4
+# length of the remainder of a unit vector below which it is linearly dependent on the others, up to rounding
+_DEPENDENCE_TOLERANCE = 1e-4
+
+
+class Numbers:
+    """Environment with an order, given as one number per cell: a row, a column, the time or a count of cells.
+
+    The effect of such an environment is assumed to change slowly along the order. It is modelled as a polynomial of
+    degree 4 of the ranks within the batch. It detects trends, and edges that differ from the centre. It does not detect
+    effects that rise and fall several times.
+
+    Only the order of values counts. The scale is therefore irrelevant, and an outlier is not different from the last
+    value. For numbers with at most five distinct values, the polynomials contain the same information as one label per
+    value.
+
+    Parameters
+    ----------
+    values
+        One finite number per cell, ``(B,)``, floating point or integer.
+
+    Attributes
+    ----------
+    values
+        The values, as given.
+    terms
+        Polynomials of the ranks of degree 1 to 4, ``(B, 4)`` float64. Each has mean 0 and length 1 and is orthogonal to
+        the others. If there are too few distinct values, the columns of the higher degrees are zero.
+
+    Raises
+    ------
+    ValueError
+        If ``values`` are not ``(B,)``, or not all finite.
+
+    References
+    ----------
+    Brubeck, Nakatsukasa and Trefethen (2021), Vandermonde with Arnoldi, SIAM Review: construction of the terms.
+
+    Examples
+    --------
+    >>> column = scbd.nn.Numbers(torch.tensor([1.0, 2.0, 3.0]))
+    >>> column.terms[:, :2].round(decimals=2)
+    tensor([[-0.7100,  0.4100],
+            [ 0.0000, -0.8200],
+            [ 0.7100,  0.4100]], dtype=torch.float64)
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        if values.ndim != 1:
+            msg = f"Numbers are (B,), one a cell, got {tuple(values.shape)}: give each column of a table by itself."
+            raise ValueError(msg)
+        if not bool(values.isfinite().all()):
+            n = int((~values.isfinite()).sum())
+            msg = f"{n} of {len(values)} numbers are NaN or infinite: leave these cells out."
+            raise ValueError(msg)
+        self.values = values
+        self._ranks = _ranks(values)[:, None]
+        self.terms = _polynomials(self._ranks, lambda columns: columns.sum(0, keepdim=True))
+
+    @classmethod
+    def columns(cls, table: Tensor | None) -> list[Numbers]:
+        """Return the numbers of each column of a table ``(B, K)``, or an empty list for `None`."""
+        return [] if table is None else [cls(column) for column in table.T]
+
+    def terms_within(self, groups: Groups) -> Tensor:
+        """Compute the terms separately for each group, ``(B, 4)``: mean 0 and length 1 over the cells of the group."""
+        return _polynomials(self._ranks, groups.sums)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Return the ranks scaled to the range from -1 to 1; equal values have the mean of their ranks."""
+    _, index, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    twice = 2 * counts.cumsum(0) - counts
+    return twice[index].to(highest_precision_dtype(values.device)) / len(values) - 1
+
+
+def _polynomials(x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
+    """Compute orthonormal polynomials of ``x (B, 1)``, of degree 1 to 4, ``(B, 4)``.
+
+    ``sums`` returns the sums over all cells, or over the cells of each cell's group. Each polynomial is computed from
+    the previous one, multiplied by x.
+    """
+    n = sums(torch.ones_like(x))
+    x = x - sums(x) / n
+    basis = torch.ones_like(x) / n.sqrt()
+    for _ in range(_POLYNOMIAL_DEGREE):
+        new = basis[:, -1:] * x
+        length = sums(new.square()).sqrt()
+        for _ in range(2):  # the second orthogonalisation removes rounding errors of the first
+            new = new - (basis * sums(basis * new)).sum(1, keepdim=True)
+        kept = sums(new.square()).sqrt()
+        dependent = kept <= _DEPENDENCE_TOLERANCE * length
+        basis = torch.cat([basis, torch.where(dependent, 0.0, new / torch.where(dependent, 1.0, kept))], 1)
+    return basis[:, 1:]
+
+
+Environments = Tensor | Groups | Numbers
+Partners = Literal["within", "across"]
+
+# largest number of degrees of freedom that is only rounding error, relative to 1 + trace of K
+_FREEDOM_TOLERANCE = 1e-6
+
+
+class GroupMeans:
+    """Averaging over groups of several cells as a quadratic form: Q = R K R, see :class:`Pairing`.
+
+    K replaces each cell by the mean of its group, R subtracts the mean of each label.
+
+    Parameters
+    ----------
+    label, group
+        Label and group of each cell.
+    pair
+        Combinations of label and group. Give ``group`` itself if each group lies within one label.
+
+    Attributes
+    ----------
+    trace
+        Trace of K: the number of groups of several cells, a scalar.
+    diagonal
+        Diagonal of Q, ``(B, 1)``.
+    own_squares, own_explained
+        Squares of the environments' indicator columns, less the means of labels: per cell, ``(B, 1)``, and the sum that
+        K explains, a scalar.
+    """
+
+    def __init__(self, label: Groups, group: Groups, pair: Groups) -> None:
+        self._label, self._group = label, group
+        n_label, n_group, n_pair = (group_sizes(groups) for groups in (label, group, pair))
+        self._weight = torch.where(n_group > 1, 1 / n_group, 0.0)
+        self.trace = self._weight.sum()
+        shared = label.sums(n_pair * self._weight) / n_label.square()
+        self.diagonal = self._weight - 2 * n_pair * self._weight / n_label + shared
+        # contribution of each cell to the squared norm of Q, for groups within one label
+        kept = label.sums((n_group > 1).to(n_label)) / n_label
+        self._inside = self._weight - 2 * n_pair * self._weight / n_label + kept.square() / n_label
+        self._table = None if group is pair else label.table(group).float()
+        # indicator columns (0 and 1) of the environments, less the means of labels: their squares per cell, and the sum
+        # of squares that K explains
+        self.own_squares = 1 - 2 * n_pair / n_label + label.sums(n_pair) / n_label.square()
+        self.own_explained = ((n_group > 1) * self.own_squares).sum() if group is pair else self._of_columns()
+
+    def _of_columns(self) -> Tensor:
+        """Compute the sum of squares between groups of the environments' indicator columns, less label means."""
+        assert self._table is not None
+        with torch.autocast(self._table.device.type, enabled=False):
+            common = self._table / self._table.sum(1, keepdim=True).sqrt()  # (labels, environments)
+            n_group = self._table.sum(0)
+            each = torch.where(n_group > 1, 1 / n_group, 0.0)
+            if common.shape[0] > common.shape[1]:
+                overlap = (common.T @ common).square().sum(0)
+            else:
+                overlap = (common * (common @ common.T @ common)).sum(0)
+            alike = common.square().sum(0)
+            return (each * (n_group.square() - 2 * n_group * alike + overlap)).sum().to(self.trace)
+
+    def squares(self, apart: Tensor) -> Tensor:
+        """Compute the contribution of each cell, ``(B, 1)``, to the sum of squares between groups.
+
+        ``apart`` holds the differences of the cells from the means of their labels, ``(B, D)``.
+        """
+        return self._weight * (apart * self._group.sums(apart)).sum(1, keepdim=True)
+
+    def norm(self, variance: Tensor) -> Tensor:
+        """Compute the squared norm of Q with cells weighted by the variance of their label, ``variance (B, 1)``."""
+        if self._table is None:
+            return (self._inside * variance.square()).sum()
+        of_label, n_label = self._label.first(variance).float(), self._table.sum(1, keepdim=True)
+        n_group = self._table.sum(0)
+        each = torch.where(n_group > 1, 1 / n_group, 0.0)
+        mean = (of_label * self._table).sum(0) * each
+        diagonal = (of_label / n_label * self._table.square()).sum(0) * each
+        # overlap of groups that contain the same labels
+        common = self._table * (of_label / n_label).sqrt() * each.sqrt()
+        with torch.autocast(common.device.type, enabled=False):  # terms may cancel: full precision is needed
+            overlap = (common.T @ common) if common.shape[0] > common.shape[1] else (common @ common.T)
+        return mean.square().sum().to(self.trace) - 2 * (mean * diagonal).sum() + overlap.square().sum()
+
+
+class PolynomialRegression:
+    """Regression on polynomials of a number as a quadratic form: Q = R K R, see :class:`Pairing`.
+
+    K projects on the polynomials, as K of :class:`GroupMeans` averages over groups. R subtracts the mean of each label.
+    """
+
+    def __init__(self, label: Groups, numbers: Numbers) -> None:
+        self.trace = numbers.terms.square().sum()
+        self._terms = numbers.terms - label.sums(numbers.terms) / group_sizes(label)
+        self.diagonal = self.own_squares = self._terms.square().sum(1, keepdim=True)
+        self.own_explained = (self._terms.T @ self._terms).square().sum()
+
+    def squares(self, apart: Tensor) -> Tensor:
+        """Compute the contribution of each cell, ``(B, 1)``, to the sum of squares that the regression explains.
+
+        ``apart`` holds the differences of the cells from the means of their labels, ``(B, D)``.
+        """
+        terms = self._terms.to(apart)
+        return (apart * (terms @ (terms.T @ apart))).sum(1, keepdim=True)
+
+    def norm(self, variance: Tensor) -> Tensor:
+        """Compute the squared norm of Q with cells weighted by the variance of their label, ``variance (B, 1)``."""
+        with torch.autocast(variance.device.type, enabled=False):
+            return (self._terms.T @ (variance * self._terms)).square().sum()
+
+
+class PolynomialRegressionWithinLabels:
+    """Regression on polynomials of a number, separately for each label, as a quadratic form Q = K.
+
+    R, which subtracts the mean of each label, has no effect, since the polynomials have mean 0 within each label.
+    """
+
+    def __init__(self, label: Groups, numbers: Numbers) -> None:
+        self._label = label
+        self._terms = numbers.terms_within(label)
+        self.diagonal = self.own_squares = self._terms.square().sum(1, keepdim=True)
+        # the terms are orthonormal within each label, so K explains their squares entirely
+        self.trace = self.own_explained = self.diagonal.sum()
+
+    def squares(self, apart: Tensor) -> Tensor:
+        """Compute the contribution of each cell, ``(B, 1)``, to the sum of squares that the regressions explain.
+
+        ``apart`` holds the differences of the cells from the means of their labels, ``(B, D)``.
+        """
+        weighted = [term * apart for term in self._terms.to(apart).split(1, 1)]
+        return torch.stack([(own * self._label.sums(own)).sum(1, keepdim=True) for own in weighted]).sum(0)
+
+    def norm(self, variance: Tensor) -> Tensor:
+        """Compute the squared norm of Q with cells weighted by the variance of their label, ``variance (B, 1)``."""
+        return (self.diagonal * variance.square()).sum()
+
+
+class Pairing:
+    """Comparison of cells with their partners, conditional on the label, as a quadratic form with expectation zero.
+
+    R subtracts the mean of each label. K averages over groups of cells, or fits a smooth function of a number. The sum
+    of squares that K explains, conditional on the label, is the quadratic form Q = R K R. It is positive even by
+    chance, since it includes the product of each cell with itself. The vector ``own``, with one number per cell
+    ``(B, 1)``, corrects for this: M = Q - R diag(own) R has expectation zero, whatever the variances of the cells, if
+    the environment has no effect.
+
+    Attributes
+    ----------
+    own
+        Correction per cell, ``(B, 1)``.
+    resolvable
+        Whether the batch contains cells to compare, a boolean scalar.
+    freedom_of_one
+        Degrees of freedom if all labels have the same variance, a scalar; 0 if not resolvable.
+    gain
+        Value of M for a feature whose variance is entirely due to the environment, a scalar; 0 if not resolvable.
+    """
+
+    def __init__(
+        self, label: Groups, explained: GroupMeans | PolynomialRegression | PolynomialRegressionWithinLabels
+    ) -> None:
+        n_label, diagonal = group_sizes(label), explained.diagonal
+        self._explained = explained
+        partnered = n_label > 1
+        total = torch.where(partnered, label.sums(diagonal) / (1 - 1 / n_label), 0.0)
+        several = 1 - 2 / n_label
+        of_many = (diagonal - total / n_label.square()) / torch.where(n_label > 2, several, 1.0)
+        self.own = torch.where(partnered, torch.where(n_label > 2, of_many, total / n_label), 0.0)
+        # squared norm of Q minus that of M, as one contribution per cell; they differ only within labels
+        self._less = 2 * self.own * diagonal - self.own.square() * several * partnered
+        self._less -= label.sums(self.own).square() / n_label**3
+        freedom = self.freedom(torch.ones_like(n_label))
+        self.resolvable = freedom > _FREEDOM_TOLERANCE * (1 + explained.trace)
+        # degrees of freedom if all labels have the same variance
+        self.freedom_of_one = torch.where(self.resolvable, freedom, 0.0)
+        # value of M for a feature whose variance is entirely due to the environment; at most 1 per cell
+        gain = explained.own_explained - (self.own * explained.own_squares).sum()
+        self.gain = torch.where(
+            self.resolvable, gain.clamp(min=0) / explained.own_squares.mean().clamp(min=_FREEDOM_TOLERANCE), 0.0
+        )
+
+    def between(self, apart: Tensor) -> Tensor:
+        """Compute the quadratic form M, summed over features; its expectation is zero if the environment has no effect.
+
+        ``apart`` holds the differences of the cells from the means of their labels, ``(B, D)``.
+        """
+        each = self._explained.squares(apart) - self.own * apart.square().sum(1, keepdim=True)
+        return each.sum().to(apart.dtype)
+
+    def freedom(self, variance: Tensor) -> Tensor:
+        """Compute the squared norm of M with cells weighted by the variance of their label, ``variance (B, 1)``.
+
+        If all variances are one, the result is the number of degrees of freedom.
+        """
+        return self._explained.norm(variance) - (self._less * variance.square()).sum()
+
+
+class BatchDesign:
+    """Labels and environments of a batch, with quantities that are the same for all representations.
+
+    Attributes
+    ----------
+    label
+        Groups of cells with the same label.
+    n_label
+        Number of cells of each cell's label, ``(B, 1)``, float32.
+    freedom
+        Degrees of freedom within labels: the number of cells minus the number of labels.
+    pairings
+        Pairings of each environment, a list of dictionaries.
+    """
+
+    def __init__(self, environments: Environments | Sequence[Environments], labels: Tensor | Groups) -> None:
+        columns = [environments] if isinstance(environments, Environments) else environments
+        if not columns:
+            msg = "environments is an empty sequence: give the codes of one, or of several side by side."
+            raise ValueError(msg)
+        for column in columns:
+            _check(column, labels)
+        self.label = Groups.of(labels)
+        self.n_label = group_sizes(self.label).float()
+        self.freedom = (1 - 1 / self.n_label).sum()
+        self.pairings = [self._of(column) for column in columns]
+
+    def _of(self, environment: Environments) -> dict[Partners, Pairing]:
+        if isinstance(environment, Numbers):
+            return {
+                "within": Pairing(self.label, PolynomialRegressionWithinLabels(self.label, environment)),
+                "across": Pairing(self.label, PolynomialRegression(self.label, environment)),
+            }
+        environment = Groups.of(environment)
+        pair = self.label.cross(environment)
+        return {
+            "within": Pairing(self.label, GroupMeans(self.label, pair, pair)),
+            "across": Pairing(self.label, GroupMeans(self.label, environment, pair)),
+        }
+
+
+def _check(environments: Environments, labels: Tensor | Groups) -> None:
+    """Raise ``ValueError`` if lengths differ or are below two, or if environments are floating-point codes."""
+    shapes = [tuple(_of_cells(given).shape) for given in (environments, labels)]
+    if len(shapes[1]) != 1 or shapes[0] != shapes[1]:
+        msg = f"environments and labels must both be (B,), got {shapes[0]} and {shapes[1]}."
+        raise ValueError(msg)
+    if len(labels) < 2:
+        msg = f"Variance is between cells: the batch holds {len(labels)}, give it at least 2."
+        raise ValueError(msg)
+    if isinstance(environments, Tensor) and environments.is_floating_point():
+        msg = (
+            f"environments are {environments.dtype}: give integer codes, or what has an order, such as time, as "
+            "scbd.nn.Numbers(environments)."
+        )
+        raise ValueError(msg)
+
+
+def _of_cells(given: Environments) -> Tensor:
+    """Return one value per cell, ``(B,)``."""
+    if isinstance(given, Groups):
+        return given.labels
+    return given.values if isinstance(given, Numbers) else given
+
+
+def group_sizes(groups: Groups) -> Tensor:
+    """Return the number of cells in each cell's group, ``(B, 1)``, in the device's highest precision."""
+    counts = groups.n_others[:, None] + 1
+    return counts.to(highest_precision_dtype(counts.device))

@@ -1,0 +1,243 @@
+"""Preprocessing of images on the device: intensity scale, standardisation, resizing, flips and rotations."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scbd._shared.checks import check_choice, size_after_resizing
+from scbd.nn._environment_scaling import EnvironmentScaling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from scbd._shared.checks import ImageSize
+
+Intensity = Literal["auto", "scale", "arcsinh", "none"]
+
+# number of values of a uint16
+_N_UINT16 = 2**16
+# largest standard deviation of a constant channel due to rounding, relative to the root mean square of its values
+_RELATIVE_SD_TOLERANCE = 1e-6
+
+
+class Preprocess(nn.Module):
+    r"""Preprocessing of images: conversion to float, resizing, intensity transform and standardisation.
+
+    Optionally, images are augmented in training by flips and rotations by right angles.
+
+    Parameters
+    ----------
+    image_shape
+        ``(C, H, W)`` of the images as stored.
+    dtype
+        Name of their NumPy dtype, for example ``"uint8"``.
+    image_size
+        Side of the resized images in pixels (bilinear, antialiased). Images that are not square require a pair
+        ``(height, width)``, which may stretch them. By default (`None`) images are not resized.
+    intensity
+        - ``"scale"`` divides integers by the largest value of their dtype.
+        - ``"arcsinh"`` computes :math:`\operatorname{arcsinh}(x)`, which compresses the long tail of fluorescence
+          counts (paper, appendix A).
+        - ``"none"`` does not change values.
+        - ``"auto"`` (default) is ``"arcsinh"`` for uint16, ``"scale"`` for uint8 and ``"none"`` for floats.
+    standardize
+        Whether to subtract each channel's mean and divide by its standard deviation. Both are estimated by :meth:`fit`.
+    augment
+        Whether to put each image into a random one of its eight orientations in training (four if it is not square).
+
+    Attributes
+    ----------
+    mean, sd
+        Mean and standard deviation of each channel, buffers of shape ``(C, 1, 1)``. They are 0 and 1 before
+        :meth:`fit`.
+
+    Raises
+    ------
+    ValueError
+        If ``intensity`` is unknown, or ``image_size`` is a single number and images are not square.
+
+    Examples
+    --------
+    >>> preprocess = scbd.nn.Preprocess((4, 32, 32), "uint8", image_size=16, standardize=False)
+    >>> preprocess(torch.full((2, 4, 32, 32), 255, dtype=torch.uint8)).shape
+    torch.Size([2, 4, 16, 16])
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        dtype: str,
+        *,
+        image_size: ImageSize | None = None,
+        intensity: Intensity = "auto",
+        standardize: bool = True,
+        augment: bool = False,
+    ) -> None:
+        super().__init__()
+        check_choice("intensity", intensity, Intensity)
+        self.image_size = image_size
+        self.intensity = (
+            {"uint8": "scale", "uint16": "arcsinh"}.get(dtype, "none") if intensity == "auto" else intensity
+        )
+        self.scale = {"uint8": 255.0, "uint16": 65535.0}.get(dtype, 1.0)
+        self.standardize = standardize
+        self.augment = augment
+        channels, height, width = image_shape
+        self.output_shape = (channels, *size_after_resizing(image_size, height, width))
+        self.register_buffer("mean", torch.zeros(channels, 1, 1))
+        self.register_buffer("sd", torch.ones(channels, 1, 1))
+        self.register_buffer("fitted", torch.tensor(not standardize))
+        self._table: tuple[Tensor, Tensor] | None = None  # mean and sd, and the outputs for all uint16 values
+        self.environments: EnvironmentScaling | None = None
+
+    mean: Tensor
+    sd: Tensor
+    fitted: Tensor
+
+    def fit(self, batches: Iterable[Tensor], controls: np.ndarray | None = None) -> None:
+        """Estimate each channel's mean and standard deviation over all pixels of batches of stored images.
+
+        Parameters
+        ----------
+        batches
+            Batches of images as stored, ``(B, C, H, W)`` each.
+        controls
+            Not used. A channel is scaled by all images, whether they are controls or not.
+
+        Raises
+        ------
+        ValueError
+            If there are no images, or an image contains NaN or infinite values.
+        """
+        n, total, squares = 0, torch.zeros(()), torch.zeros(())
+        for images in batches:
+            pixels = self._transform(images.to(self.mean.device)).double()
+            n += pixels.shape[0] * pixels.shape[2] * pixels.shape[3]
+            total = total.to(pixels) + pixels.sum((0, 2, 3))
+            squares = squares.to(pixels) + pixels.square().sum((0, 2, 3))
+        if n == 0:
+            msg = "Preprocess.fit was given no images."
+            raise ValueError(msg)
+        if not bool(squares.isfinite().all()):
+            msg = (
+                "Some cells have NaN or infinite pixels, from which no channel's mean can be learned: drop them, or "
+                "repair their images (np.isfinite(images).all(axis=(1, 2, 3)) tells which are fine)."
+            )
+            raise ValueError(msg)
+        mean = total / n
+        sd = (squares / n - mean.square()).clamp(min=0).sqrt()
+        # a constant channel, whose sd is only rounding error, becomes zero instead of amplified noise
+        sd = torch.where(sd > _RELATIVE_SD_TOLERANCE * (squares / n).sqrt(), sd, 1.0)
+        self.mean.copy_(mean[:, None, None])
+        self.sd.copy_(sd[:, None, None])
+        self.fitted.fill_(True)
+
+    def forward(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Preprocess stored images ``(B, C, H, W)`` of any dtype.
+
+        Parameters
+        ----------
+        images
+            Images as stored.
+        generator
+            Random generator (on the CPU) for the orientations. Without it, images are not augmented.
+
+        Returns
+        -------
+        Images of shape ``(B, C, *output_shape[1:])``, float32, channels last in memory.
+        """
+        images = self.scaled_inputs(images)
+        if self.augment and self.training and generator is not None:
+            images = random_orientation(images, generator)
+        return images.contiguous(memory_format=torch.channels_last)
+
+    def within(self, prepared: Tensor, images: Tensor, environments: EnvironmentScaling, codes: Tensor) -> Tensor:
+        """Standardise preprocessed images ``(B, C, H, W)`` per environment, given codes ``(B, K)``.
+
+        ``images``, the images as stored, are not used. They are an argument because :meth:`FeatureScaling.within` uses
+        stored features.
+        """
+        return environments(prepared, codes)
+
+    def measured(self, images: Tensor) -> Tensor:
+        """Return stored images ``(B, C, H, W)`` in the units of :meth:`intensities`, without augmentation; float32."""
+        return self.intensities(self.scaled_inputs(images))
+
+    def intensities(self, images: Tensor) -> Tensor:
+        """Undo the standardisation of preprocessed images ``(B, C, H, W)``; the intensity transform is not undone."""
+        return images * self.sd + self.mean if self.standardize else images
+
+    def scaled(self, intensities: Tensor) -> Tensor:
+        """Standardise intensities ``(B, C, H, W)`` as returned by :meth:`intensities`."""
+        return self._standardized(intensities.clone())
+
+    def scaled_inputs(self, images: Tensor) -> Tensor:
+        """Preprocess stored images as :meth:`forward` does, but without augmentation.
+
+        The statistics of environments are estimated from these images.
+        """
+        return (
+            self._transform_with_table(images)
+            if self._is_table_faster(images)
+            else self._standardized(self._transform(images))
+        )
+
+    def _standardized(self, images: Tensor) -> Tensor:
+        return images.sub_(self.mean).div_(self.sd) if self.standardize else images
+
+    def _is_table_faster(self, images: Tensor) -> bool:
+        """Return whether a look-up table of all values of each channel is faster: on a CPU, arcsinh is slow."""
+        resized = images.shape[-2:] != self.output_shape[1:]
+        slow = self.intensity == "arcsinh" and images.dtype == torch.uint16 and images.device.type == "cpu"
+        return slow and not resized and images.numel() > len(self.mean) * _N_UINT16
+
+    def _transform_with_table(self, images: Tensor) -> Tensor:
+        """Preprocess images with a look-up table of all 65,536 values of each channel.
+
+        The result is the same as without the table.
+        """
+        statistics = torch.cat([self.mean, self.sd])
+        if self._table is None or not torch.equal(self._table[0], statistics):
+            values = torch.arange(_N_UINT16, dtype=torch.int32).to(torch.uint16).view(1, 1, 1, -1)
+            values = self._standardized(self._transform(values.repeat(1, len(self.mean), 1, 1)))
+            self._table = statistics, values.flatten()
+        offsets = torch.arange(len(self.mean), dtype=torch.int32) * _N_UINT16
+        pixels = images.permute(0, 2, 3, 1).to(torch.int32, memory_format=torch.contiguous_format).add_(offsets)
+        return self._table[1].index_select(0, pixels.view(-1)).view(pixels.shape).permute(0, 3, 1, 2)
+
+    def _transform(self, images: Tensor) -> Tensor:
+        """Return a resized float32 copy of the images, with transformed intensities.
+
+        The operations work in place on this copy to save memory. The caller may change it in place as well.
+        """
+        images = images.to(torch.float32, memory_format=torch.channels_last, copy=True)
+        if self.image_size is not None and images.shape[-2:] != self.output_shape[1:]:
+            images = F.interpolate(images, self.output_shape[1:], mode="bilinear", antialias=True, align_corners=False)
+        if self.intensity == "scale":
+            return images.div_(self.scale)
+        if self.intensity == "arcsinh":
+            return images.arcsinh_()
+        return images
+
+
+def random_orientation(images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Put each image of a batch ``(B, C, H, W)`` into a random one of its eight orientations (four if not square)."""
+    choice = torch.rand(3, len(images), generator=generator).lt(0.5)
+    if images.shape[-1] != images.shape[-2]:
+        choice[2] = False
+    turned = torch.empty_like(images)
+    # each image is copied only once; flipping the whole batch for each choice would take three times as long
+    for orientation in itertools.product((False, True), repeat=3):
+        rows = (choice == torch.tensor(orientation)[:, None]).all(0).nonzero()[:, 0].to(images.device)
+        if not len(rows):
+            continue
+        across, down, transposed = orientation
+        some = images[rows].flip([axis for axis, wanted in ((-1, across), (-2, down)) if wanted])
+        turned[rows] = some.transpose(-1, -2) if transposed else some
+    return turned

@@ -1,0 +1,614 @@
+from __future__ import annotations
+
+import math
+from typing import Any, cast, get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import variance as naive
+
+from scbd.nn import Numbers, explained_variance, invariance_statistic
+from scbd.nn._explained_variance import BatchDesign, ExplainedVariance, Partners, environment_effects, estimate_effects
+
+both = pytest.mark.parametrize("partners", ["within", "across"])
+
+
+def codes(n: int, highest: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, highest), min_size=n, max_size=n)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Labels and environments of any size, codes with gaps and below zero, features of any scale."""
+    n = draw(st.integers(2, 14))
+    # few codes, or most cells have no partner to be compared with
+    e, y = (torch.tensor([2 * code - 2 for code in draw(codes(n, draw(st.integers(0, 3))))]) for _ in range(2))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    features = torch.randn(n, draw(st.integers(1, 5)), dtype=torch.float64, generator=generator)
+    return features * 10.0 ** draw(st.integers(-2, 3)) + draw(st.integers(-3, 3)), e, y
+
+
+@both
+@given(batch=batches())
+@settings(max_examples=50)
+def test_equals_the_loop_over_cells(batch, partners):
+    features, e, y = batch
+    expected = naive.explained_variance(features, e, y, partners)
+    torch.testing.assert_close(explained_variance(features, e, y, partners=partners).share, expected)
+
+
+@both
+@given(batch=batches())
+def test_the_error_equals_the_loop_over_pairs_of_cells(batch, partners):
+    features, e, y = batch
+    expected = naive.error(features, e, y, partners)
+    torch.testing.assert_close(
+        explained_variance(features, e, y, partners=partners).error, expected, atol=1e-7, rtol=1e-6
+    )
+
+
+def effects(n: int, n_labels: int, n_environments: int, strength: float, seed: int) -> tuple[torch.Tensor, ...]:
+    """Features made of labels' means, environments' effects within labels, and noise of variance one."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(n_labels, (n,), generator=generator)
+    e = torch.randint(n_environments, (n,), generator=generator)
+    means, effect = (torch.randn(n_labels, width, 8, generator=generator) for width in (1, n_environments))
+    effect = strength * (effect - effect.mean(1, keepdim=True))
+    return means[y, 0] + effect[y, e] + torch.randn(n, 8, generator=generator), e, y
+
+
+def of_design(features: torch.Tensor, design: BatchDesign) -> dict[Partners, ExplainedVariance]:
+    """By both pairings, of a design that is made once for many draws: that takes longer than what is computed of it."""
+    found, n = estimate_effects(features, design).pairings[0], features.numel()
+    freedom = {name: pairing.freedom_of_one for name, pairing in design.pairings[0].items()}
+    return {name: ExplainedVariance(x.between / n, x.scatter / n, freedom[name]) for name, x in found.items()}
+
+
+@both
+def test_a_design_serves_many_draws(partners):
+    """As the tests below have it."""
+    features, e, y = effects(64, 4, 3, 0.5, 0)
+    expected = explained_variance(features, e, y, partners=partners)
+    torch.testing.assert_close(
+        tuple(of_design(features, BatchDesign(e, y))[partners]), tuple(expected), check_dtype=False
+    )
+
+
+@pytest.mark.parametrize(("n_labels", "n_environments"), [(1, 2), (10, 2), (10, 34), (60, 8)])
+def test_noise_averages_out_with_however_few_partners(n_labels, n_environments):
+    draws = (effects(256, n_labels, n_environments, 0.0, seed) for seed in range(200))
+    found = [of_design(features, BatchDesign(e, y)) for features, e, y in draws]
+    for partners in get_args(Partners):
+        shares = torch.stack([one[partners].share for one in found])
+        assert abs(shares.mean()) < 4 * shares.std() / math.sqrt(200)
+        assert shares.std() > 0
+
+
+@pytest.mark.parametrize(
+    ("n", "n_labels", "n_environments", "n_features"),
+    [(128, 10, 2, 8), (512, 10, 2, 64), (512, 64, 34, 64), (256, 1, 2, 300), (300, 20, 5, 8)],
+)
+def test_the_error_is_the_scatter_over_environments_drawn_anew(n, n_labels, n_environments, n_features):
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(n_labels, (n,), generator=generator)
+    e = torch.randint(n_environments, (n,), generator=generator)
+    mixing = torch.randn(n_features, n_features, generator=generator) * torch.logspace(0, -2, n_features)
+    means = 2 * torch.randn(n_labels, n_features, generator=generator)
+    features = means[y] + torch.randn(n, n_features, generator=generator) @ mixing
+    found = []
+    for _ in range(200):
+        drawn = e.clone()
+        for label in range(n_labels):
+            rows = torch.nonzero(y == label)[:, 0]
+            drawn[rows] = e[rows[torch.randperm(len(rows), generator=generator)]]
+        found.append(of_design(features, BatchDesign(drawn, y)))
+    for partners, one in of_design(features, BatchDesign(e, y)).items():
+        scatter = torch.stack([drawn[partners].share for drawn in found]).std()
+        torch.testing.assert_close(one.error, scatter, rtol=0.2, atol=0)
+
+
+def test_in_standard_errors_the_unit_is_the_same_for_every_design():
+    scatter = []
+    for n, n_labels, n_environments in ((64, 4, 2), (256, 10, 2), (256, 30, 34)):
+        draws = [effects(n, n_labels, n_environments, 0.0, seed) for seed in range(150)]
+        values = torch.stack([invariance_statistic([f, 100 * f], e, y) for f, e, y in draws])
+        scatter.append(float(values.std()))
+    # the average of two that are nearly independent
+    assert all(0.5 < sd < 1.0 for sd in scatter), scatter
+
+
+def test_is_the_share_of_the_variance():
+    features, e, y = effects(8000, 4, 5, 0.5, 0)
+    groups = [[features[(y == label) & (e == place)].mean(0) for place in range(5)] for label in range(4)]
+    between = torch.stack([torch.stack(row).var(0, correction=0) for row in groups]).mean(0)
+    expected = (between / features.var(0)).mean()
+    # less what eighty partners a group cannot tell
+    torch.testing.assert_close(explained_variance(features, e, y).share, expected, rtol=0.05, atol=0)
+
+
+def test_with_one_label_both_circles_are_one():
+    features, e, y = effects(60, 1, 4, 0.5, 0)
+    within, across = (explained_variance(features, e, y, partners=p) for p in ("within", "across"))
+    torch.testing.assert_close(tuple(within), tuple(across))
+
+
+def test_across_labels_are_many_more_partners_for_what_all_labels_have_in_common():
+    generator = torch.Generator().manual_seed(0)
+    y, e = (torch.randint(n, (512,), generator=generator) for n in (56, 34))
+    means, common = (torch.randn(n, 8, generator=generator) for n in (56, 34))
+    features = means[y] + 0.3 * common[e] + torch.randn(512, 8, generator=generator)
+    within, across = (explained_variance(features, e, y, partners=p) for p in ("within", "across"))
+    assert across.share / across.error > 4 * within.share / within.error > 0
+
+
+@both
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e3])
+def test_a_smaller_embedding_is_no_less_of_a_share(scale, partners):
+    features, e, y = effects(200, 5, 3, 0.5, 0)
+    expected = explained_variance(features, e, y, partners=partners)
+    one = features.clone()
+    one[:, 0] *= scale
+    for scaled in (features * scale, one):
+        ours = explained_variance(scaled, e, y, partners=partners)
+        torch.testing.assert_close(tuple(ours), tuple(expected), rtol=1e-3, atol=1e-5)
+
+
+def test_shrinking_is_not_rewarded():
+    features, e, y = effects(200, 5, 3, 0.5, 0)
+    scale = torch.ones((), requires_grad=True)
+    explained_variance(features * scale, e, y).share.backward()
+    assert scale.grad is not None
+    assert abs(scale.grad) < 1e-6
+
+
+def test_sees_what_means_the_opposite_in_each_environment():
+    y, e = torch.arange(400) % 10, torch.arange(400) // 10 % 2
+    shade = torch.where(e == 0, y, 9 - y).float()[:, None]  # the same distribution in both, and the same mean
+    assert explained_variance(shade, e, y).share > 0.9
+    assert abs(explained_variance(shade, e, torch.zeros_like(y)).share) < 0.01
+    assert abs(explained_variance(shade, e, y, partners="across").share) < 0.01  # bright here and dark there cancel
+    assert abs(explained_variance(y.float()[:, None], e, y).share) < 1e-6  # all explained by the label
+
+
+@pytest.mark.parametrize(
+    ("y", "e"),
+    [
+        ([0, 0, 0, 0], [0, 0, 0, 0]),
+        ([0, 0, 0, 0], [0, 1, 2, 3]),
+        ([0, 1, 2, 3], [0, 0, 1, 1]),
+        ([0, 0, 1, 1], [0, 0, 1, 1]),
+    ],
+    ids=["one environment", "no partner", "no partner of the label", "environment and label are one"],
+)
+def test_nothing_to_compare_costs_nothing(y, e):
+    features = torch.randn(4, 3).requires_grad_()
+    value = invariance_statistic([features, features], torch.tensor(e), torch.tensor(y))
+    value.backward()
+    torch.testing.assert_close(value.detach(), torch.zeros(()))
+    assert features.grad is not None
+    assert torch.isfinite(features.grad).all()
+
+
+def test_partners_that_do_not_exist_are_left_out():
+    """A compound has one well on each plate: none has a partner of its own label and plate."""
+    y, e = torch.arange(60) % 20, torch.arange(60) // 20
+    features = torch.randn(60, 8, generator=torch.manual_seed(0)) + 2 * e[:, None]
+    within, across = (explained_variance(features, e, y, partners=p) for p in ("within", "across"))
+    assert within.error == 0 < across.error
+    # not an average with a zero
+    torch.testing.assert_close(invariance_statistic([features], e, y), across.share / across.error)
+
+
+def arrayed(edge: float, plate_effect: float, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Twelve plates of 96 compounds, each with a layout of its own: features, plate, position, compound."""
+    generator = torch.Generator().manual_seed(seed)
+    plate, place = torch.arange(12).repeat_interleave(96), torch.arange(96).repeat(12)
+    compound = torch.cat([torch.randperm(96, generator=generator) for _ in range(12)])
+    row, column = place // 12, place % 12
+    is_edge = (row % 7 == 0) | (column % 11 == 0)
+    means, plates, noise = (torch.randn(n, 16, generator=generator) for n in (96, 12, len(plate)))
+    direction = 4 * torch.nn.functional.normalize(torch.randn(16, generator=generator), dim=0)
+    features = means[compound] + noise + plate_effect * plates[plate] + edge * is_edge[:, None] * direction
+    return features, plate, place, compound
+
+
+def test_positions_are_pooled_over_plates_and_plates_over_positions():
+    """A cross of the two holds one compound, once: nothing can be told of it."""
+    features, plate, place, y = arrayed(edge=1.0, plate_effect=0.5)
+    each = [float(invariance_statistic([features], e, y)) for e in (plate, place, 96 * plate + place)]
+    assert each[0] > 50 and each[1] > 10 and each[2] == 0
+    assert float(invariance_statistic([features], [plate, place], y)) == pytest.approx((each[0] + each[1]) / 2)
+    freedom = [float(explained_variance(features, e, y, partners="across").freedom) for e in (plate, place)]
+    assert 10 < freedom[0] <= 11 and 60 < freedom[1] <= 95
+
+
+def test_where_compounds_keep_their_positions_controls_tell_of_these():
+    features, _, place, _ = arrayed(edge=1.0, plate_effect=0.0)
+    y = place.clamp(max=80)  # the last, on sixteen positions, is that of the controls
+    controls = y == 80
+    of_all = explained_variance(features, place, y, partners="across").freedom
+    of_controls = explained_variance(features[controls], place[controls], y[controls], partners="across").freedom
+    torch.testing.assert_close(of_all, of_controls)
+    assert 10 < of_all <= 15
+
+
+def test_where_nothing_is_done_each_scatters_as_it_says():
+    found = []
+    for seed in range(60):
+        features, *environments, y = arrayed(0.0, 0.0, seed)
+        of = [explained_variance(features, e, y, partners="across") for e in environments]
+        found.append([float(x.share / x.error) for x in of])
+    scores = torch.tensor(found)
+    assert ((scores.std(0) - 1).abs() < 0.3).all()
+    assert (scores.mean(0).abs() < 0.4).all()
+
+
+@given(batch=batches())
+def test_one_environment_in_a_sequence_is_that_one_bit_for_bit(batch):
+    features, e, y = batch
+    values, gradients = [], []
+    for given_as in (e, [e]):
+        x = features.clone().requires_grad_()
+        value = invariance_statistic([x, x**3], given_as, y)
+        gradients += torch.autograd.grad(value, x)
+        values.append(value)
+    assert torch.equal(values[0], values[1])
+    assert torch.equal(gradients[0], gradients[1])
+
+
+@given(batch=batches(), others=codes(14, 2))
+def test_several_are_the_mean_of_those_that_can_be_told(batch, others):
+    features, e, y = batch
+    columns = [e, torch.tensor(others)[: len(e)], torch.arange(len(e))]  # of the last, nothing can be
+    each = [invariance_statistic([features], column, y) for column in columns]
+    told = [
+        any(explained_variance(features, c, y, partners=p).freedom > 0 for p in get_args(Partners)) for c in columns
+    ]
+    expected = sum(each, torch.zeros(())) / max(1, sum(told))
+    torch.testing.assert_close(invariance_statistic([features], columns, y), expected.to(features))
+
+
+@both
+@given(batch=batches())
+def test_degrees_of_freedom_are_the_squared_norm_of_the_form(batch, partners):
+    features, e, y = batch
+    found = explained_variance(features, e, y, partners=partners).freedom
+    torch.testing.assert_close(found, naive._form(e, y, partners).square().sum(), atol=1e-6, rtol=1e-6)
+
+
+def test_a_feature_that_never_changes_is_no_division_by_zero():
+    features = torch.cat([torch.randn(20, 2), torch.full((20, 1), 7.0)], 1).requires_grad_()
+    invariance_statistic([features], torch.arange(20) % 2, torch.arange(20) % 3).backward()
+    assert features.grad is not None
+    assert torch.isfinite(features.grad).all()
+
+
+def test_what_rounding_leaves_beside_others_has_a_gradient():
+    """One direction of a whitened table was rounding of 1e-19, whose gradient was no number."""
+    features = torch.randn(20, 3) * torch.tensor([1.0, 0.1, 1e-19])
+    features.requires_grad_()
+    invariance_statistic([features], torch.arange(20) % 2, torch.arange(20) % 3).backward()
+    assert features.grad is not None
+    assert torch.isfinite(features.grad).all()
+
+
+@pytest.mark.parametrize("e", [[0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2]], ids=["told", "environment and label are one"])
+def test_what_is_not_a_number_is_not_invariant(e):
+    features = torch.randn(6, 3)
+    features[1] = torch.nan
+    y = torch.tensor([0, 0, 1, 1, 2, 2])
+    assert torch.isnan(invariance_statistic([features], torch.tensor(e), y))
+
+
+def test_designs_that_tell_nothing_do_so_under_autocast():
+    """Rounded to bfloat16, terms that cancel left a variance below zero."""
+    features, e, y = torch.randn(4, 8), torch.tensor([0, 1, 1, 1]), torch.tensor([2, 3, 0, 2])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        share, error, freedom = explained_variance(features, e, y, partners="across")
+    assert abs(share) < 1e-6 and error == 0 == freedom
+
+
+def test_half_precision_is_computed_in_float32():
+    features, e, y = effects(64, 3, 2, 0.5, 0)
+    half, full = (explained_variance(f, e, y) for f in (features.bfloat16(), features.bfloat16().float()))
+    assert half.share.dtype == half.error.dtype == torch.float32
+    torch.testing.assert_close(tuple(half), tuple(full))
+
+
+def test_gradients_are_those_of_the_formula():
+    features, e, y = effects(10, 2, 2, 0.5, 0)
+    for partners in get_args(Partners):
+        assert torch.autograd.gradcheck(
+            lambda f, p=partners: explained_variance(f, e, y, partners=p).share, features.double().requires_grad_()
+        )
+
+
+def test_bad_input_gets_a_sentence():
+    codes: Any = torch.zeros(4, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"features must be \(B, D\) for 4 environments and labels, got \(4,\)"):
+        explained_variance(torch.zeros(4), codes, codes)
+    with pytest.raises(ValueError, match=r"environments and labels must both be \(B,\), got \(3,\) and \(4,\)"):
+        explained_variance(torch.zeros(4, 2), codes[:3], codes)
+    with pytest.raises(ValueError, match="the batch holds 1, give it at least 2"):
+        explained_variance(torch.zeros(1, 2), codes[:1], codes[:1])
+    with pytest.raises(ValueError, match="environments is an empty sequence"):
+        invariance_statistic([torch.zeros(4, 2)], [], codes)
+    with pytest.raises(ValueError, match="partners='all' is not known"):
+        explained_variance(torch.zeros(4, 2), codes, codes, partners=cast("Partners", "all"))
+
+
+def dependent(kind: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and environments of a batch of real plate maps: a share of the cells whose label gives the plate away."""
+    y, e = rng.integers(10, size=512), rng.integers(4, size=512)
+    if kind == "only controls on all plates":
+        return y, np.where(y == 0, e, y % 4)
+    return y, np.where(rng.random(512) < float(kind), y % 4, e)
+
+
+@pytest.mark.parametrize("spread", [1.0, 10.0], ids=["alike labels", "one label of ten times the spread"])
+@pytest.mark.parametrize("kind", ["0", "0.5", "0.8", "0.9", "0.97", "only controls on all plates"])
+def test_the_unit_is_a_standard_error_however_much_labels_and_environments_depend(kind, spread):
+    """It was a twentieth of one where the design was confounded, and three where one label scattered more."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(3):
+        y, e = dependent(kind, rng)
+        wide = torch.tensor(np.where(y == 1, spread, 1.0)[:, None])
+        design = BatchDesign(torch.tensor(e), torch.tensor(y))
+        found += [of_design(torch.tensor(rng.normal(size=(512, 16))) * wide, design) for _ in range(40)]
+    for partners in get_args(Partners):
+        in_errors = torch.stack([one[partners].share / one[partners].error for one in found])
+        assert abs(in_errors.mean()) < 4 * in_errors.std() / math.sqrt(len(found))
+        assert 0.75 < in_errors.std() < 1.2
+
+
+def drawn(n: int, n_y: int, n_e: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Labels and environments that know nothing of each other, some of them rare."""
+    generator = torch.manual_seed(seed)
+    y = (n_y * torch.rand(n, generator=generator) ** 1.5).long()
+    return y, torch.randint(n_e, (n,), generator=generator)
+
+
+@pytest.mark.parametrize("partners", ["within", "across"])
+@pytest.mark.parametrize(("n", "n_y", "n_e"), [(60, 4, 2), (48, 12, 5), (80, 3, 20), (40, 30, 4)])
+def test_gain_is_what_columns_of_the_environment_add(n, n_y, n_e, partners):
+    y, e = drawn(n, n_y, n_e, 0)
+    found = BatchDesign(e, y).pairings[0][partners].gain
+    torch.testing.assert_close(found.double(), naive.gain(e, y, partners), rtol=1e-5, atol=1e-4)
+
+
+def test_gain_of_numbers_is_what_their_terms_add():
+    y, _ = drawn(60, 4, 2, 0)
+    numbers = torch.linspace(0, 1, 60)
+    found = BatchDesign(Numbers(numbers), y).pairings[0]["across"].gain
+    torch.testing.assert_close(found.double(), naive.gain(numbers, y, "across"), rtol=1e-5, atol=1e-4)
+
+
+def test_what_an_order_does_to_each_label_is_interaction():
+    y, time = torch.arange(512) % 4, torch.linspace(-1, 1, 512)
+    noise = torch.randn(512, 8, generator=torch.manual_seed(0))
+    alike, differently = noise + 2 * time[:, None], noise + 2 * (time * (2 * (y % 2) - 1))[:, None]
+    found = [float(environment_effects([f], Numbers(time), y).interaction) for f in (alike, differently)]
+    assert found[0] < 0.01 and found[1] > 0.4
+
+
+def simulated(n: int, n_y: int, n_e: int, main: float, interaction: float, seed: int) -> tuple[torch.Tensor, ...]:
+    """Features of which environments explain shares, alike for all labels and each label by itself."""
+    y, e = drawn(n, n_y, n_e, seed)
+    shift, own = torch.randn(n_e, 16), torch.randn(n_y, n_e, 16)
+    shift, own = shift - shift.mean(0), own - own.mean((0, 1))
+    shift, own = (x / x.flatten(0, -2).std(0, correction=0) for x in (shift, own))
+    rest = (1 - main - interaction) ** 0.5 * torch.randn(n, 16)
+    return main**0.5 * shift[e] + interaction**0.5 * own[y, e] + rest, e, y
+
+
+@pytest.mark.parametrize("n", [256, 2048])
+@pytest.mark.parametrize(("main", "interaction"), [(0.3, 0.0), (0.0, 0.3), (0.2, 0.2)])
+def test_interaction_is_told_from_what_happens_to_all_labels(n, main, interaction):
+    """With the same size in batches of any."""
+    batches = [simulated(n, 8, 4, main, interaction, seed) for seed in range(8)]
+    found = torch.stack([environment_effects([f], e, y).interaction for f, e, y in batches]).mean()
+    # what labels differ in is part of the variance, and what chance may do is taken off
+    assert float(found) == pytest.approx(0.75 * interaction, abs=0.05 if interaction else 0.02)
+
+
+def test_chance_is_no_interaction():
+    blind = [environment_effects([f], e, y) for f, e, y in (simulated(512, 40, 8, 0, 0, s) for s in range(40))]
+    assert float(torch.stack([x.interaction for x in blind]).mean()) < 0.01
+
+
+def test_of_several_representations_and_environments():
+    f, e, y = simulated(512, 8, 4, 0.1, 0.3, 0)
+    other = torch.randint(3, (512,))
+    noise = torch.randn(512, 8)
+    both = environment_effects([f, noise], [e, other], y)
+    assert both.interaction == environment_effects([f], e, y).interaction  # the largest
+    torch.testing.assert_close(both.embedding_statistic, invariance_statistic([noise], [e, other], y))
+    torch.testing.assert_close(both.statistic, invariance_statistic([f, noise], [e, other], y))
+
+
+def test_gradients_flow_through_the_statistic_alone():
+    f, e, y = simulated(64, 4, 2, 0.1, 0.3, 0)
+    found = environment_effects([f.requires_grad_()], e, y)
+    assert found.statistic.requires_grad
+    assert not found.interaction.requires_grad and not found.embedding_statistic.requires_grad
+
+
+def test_nothing_is_told_where_nothing_can_be():
+    e = torch.arange(8).repeat_interleave(4)
+    of_labels = environment_effects([torch.randn(32, 4)], e, e)  # each label its own environment
+    of_one_point = environment_effects([torch.ones(32, 4)], e % 2, torch.arange(32) % 3)
+    for found in (of_labels, of_one_point):
+        assert [float(x) for x in found] == [0, 0, 0]
+
+
+both = pytest.mark.parametrize("partners", get_args(Partners))
+
+
+@st.composite
+def numbered_batches(draw: st.DrawFn, most_values: int = 30) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Features, numbers with ties, and labels of any size."""
+    n = draw(st.integers(2, 14))
+    t = draw(st.lists(st.integers(-3, draw(st.integers(-3, most_values - 4))), min_size=n, max_size=n))
+    y = draw(st.lists(st.integers(0, draw(st.integers(0, 3))), min_size=n, max_size=n))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    features = torch.randn(n, draw(st.integers(1, 5)), dtype=torch.float64, generator=generator)
+    return features, torch.tensor(t), torch.tensor(y)
+
+
+def of(features: torch.Tensor, t: torch.Tensor, y: torch.Tensor, partners: Partners = "across") -> Any:
+    return explained_variance(features, Numbers(t), y, partners=partners)
+
+
+@both
+@given(batch=numbered_batches())
+@settings(max_examples=50)
+def test_equals_the_loop_over_cells_of_numbers(batch, partners):
+    features, t, y = batch
+    found = of(features, t, y, partners)
+    expected = naive.explained_variance(features, t.double(), y, partners)
+    torch.testing.assert_close(found.share, expected, atol=1e-9, rtol=1e-6)
+    torch.testing.assert_close(found.error, naive.error(features, t.double(), y, partners), atol=1e-7, rtol=1e-6)
+    freedom = naive._form(t.double(), y, partners).square().sum()
+    torch.testing.assert_close(found.freedom, freedom, atol=1e-9, rtol=1e-6)
+
+
+@given(t=st.lists(st.floats(-1e6, 1e6) | st.integers(0, 3), min_size=1, max_size=40))
+def test_terms_are_orthonormal_and_rise_with_the_order(t):
+    numbers = Numbers(torch.tensor(t, dtype=torch.float64))
+    products, n_values = numbers.terms.T @ numbers.terms, len(set(t))
+    assert numbers.terms.shape == (len(t), 4) and len(numbers) == len(t)
+    assert numbers.terms.sum(0).abs().max() < 1e-9
+    assert (products - products.diagonal().diag()).abs().max() < 1e-9
+    assert products.diagonal().tolist() == pytest.approx([float(k < n_values) for k in range(1, 5)])
+    first = numbers.terms[:, 0][numbers.values.argsort()]
+    assert (first.diff() >= -1e-12).all()
+
+
+@both
+@given(batch=numbered_batches())
+def test_only_the_order_counts(batch, partners):
+    features, t, y = batch
+    changed = t.double().exp() - 7
+    torch.testing.assert_close(tuple(of(features, t, y, partners)), tuple(of(features, changed, y, partners)))
+
+
+@both
+@given(batch=numbered_batches(most_values=5), more=st.integers(1, 3))
+def test_of_few_values_it_is_that_of_their_labels(batch, more, partners):
+    features, t, y = batch
+    # a value of one cell is no group
+    features, t, y = (torch.cat([x] * (more + 1)) for x in batch)
+    generator = torch.Generator().manual_seed(0)
+    features = features + torch.randn(features.shape, dtype=torch.float64, generator=generator)
+    expected = explained_variance(features, t, y, partners=partners)
+    torch.testing.assert_close(tuple(of(features, t, y, partners)), tuple(expected), atol=1e-6, rtol=1e-4)
+
+
+def columns(kind: str, generator: torch.Generator, n: int = 512) -> tuple[torch.Tensor, torch.Tensor]:
+    """Labels and numbers of a batch."""
+    y = torch.randint(24, (n,), generator=generator)
+    t = torch.randint(24, (n,), generator=generator).float()
+    if kind == "time of each cell":
+        t = torch.randn(n, generator=generator).exp()
+    elif kind == "two thirds follow the label":
+        t = torch.where(torch.rand(n, generator=generator) < 2 / 3, y.float(), t)
+    elif kind == "eight cells a label":
+        y = torch.arange(n) // 8
+    return y, t
+
+
+@pytest.mark.parametrize("spread", [1.0, 10.0], ids=["alike labels", "one label of ten times the spread"])
+@pytest.mark.parametrize("kind", ["columns", "time of each cell", "two thirds follow the label", "eight cells a label"])
+def test_the_unit_is_a_standard_error_whatever_the_design(kind, spread):
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(150):
+        y, t = columns(kind, generator)
+        wide = torch.where(y == 1, spread, 1.0)[:, None]
+        found.append(of_design(torch.randn(512, 16, generator=generator) * wide, BatchDesign(Numbers(t), y)))
+    for partners in get_args(Partners):
+        in_errors = torch.stack([one[partners].share / one[partners].error for one in found])
+        assert abs(in_errors.mean()) < 4 / math.sqrt(150)
+        assert 0.8 < in_errors.std() < 1.2
+
+
+@pytest.mark.parametrize("kind", ["gradient", "edges and middle"])
+def test_finds_twice_as_much_as_columns_without_an_order(kind):
+    """And the share of the variance is right. Times that no two cells share tell nothing as labels."""
+    generator = torch.Generator().manual_seed(0)
+    ordered, labels, shares = [], [], []
+    for _ in range(40):
+        y, t = columns("columns", generator)
+        z = (t - 11.5) / 6.92
+        effect = z if kind == "gradient" else (z**2 - 1) / 0.89
+        features = torch.randn(512, 8, generator=generator) + 0.18 * effect[:, None]
+        found, by_label = of(features, t, y), explained_variance(features, t.long(), y, partners="across")
+        ordered.append(found.share / found.error)
+        labels.append(by_label.share / by_label.error)
+        shares.append(found.share)
+    assert torch.stack(ordered).mean() > 2 * torch.stack(labels).mean() > 2
+    assert float(torch.stack(shares).mean()) == pytest.approx(0.18**2 / (1 + 0.18**2), rel=0.15)
+    each = torch.arange(512)
+    assert explained_variance(features, each, y, partners="across").freedom == 0
+    assert of(features, each, y).freedom > 3
+
+
+def test_stands_beside_environments_without_an_order():
+    generator = torch.Generator().manual_seed(0)
+    y, t = columns("columns", generator)
+    plate = torch.randint(4, (512,), generator=generator)
+    features = torch.randn(512, 8, generator=generator) + 0.1 * t[:, None]
+    of_t, of_plate = (invariance_statistic([features], e, y) for e in (Numbers(t), plate))
+    within, across = (of(features, t, y, partners) for partners in get_args(Partners))
+    torch.testing.assert_close(of_t, (within.share / within.error + across.share / across.error) / 2)
+    torch.testing.assert_close(invariance_statistic([features], [plate, Numbers(t)], y), (of_t + of_plate) / 2)
+    # where nothing can be told of it, it is left out
+    torch.testing.assert_close(invariance_statistic([features], [plate, Numbers(0 * t)], y), of_plate)
+
+
+def test_within_labels_it_sees_what_means_the_opposite_in_two_of_them():
+    generator = torch.Generator().manual_seed(0)
+    y, t = torch.arange(512) % 2, torch.rand(512, generator=generator)
+    features = torch.randn(512, 4, generator=generator) + 2 * torch.where(y == 0, t, -t)[:, None]
+    within, across = (of(features, t, y, partners) for partners in get_args(Partners))
+    assert within.share > 10 * within.error and abs(across.share) < 3 * across.error
+    assert 7 < within.freedom < 8 and 3.9 < across.freedom < 4
+
+
+@both
+def test_gradients_are_those_of_the_formula_of_numbers(partners):
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(12, 3, dtype=torch.float64, generator=generator).requires_grad_()
+    t, y = torch.rand(12, generator=generator), torch.arange(12) % 3
+    assert torch.autograd.gradcheck(lambda f: of(f, t, y, partners).share, features)
+
+
+def test_half_precision_is_computed_in_float32_of_numbers():
+    y, t = columns("columns", torch.Generator().manual_seed(0))
+    features = torch.randn(512, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = of(features, t, y)
+    torch.testing.assert_close(tuple(found), tuple(of(features.float(), t, y)))
+
+
+def test_bad_input_gets_a_sentence_of_numbers():
+    features, y = torch.randn(4, 2), torch.tensor([0, 0, 1, 1])
+    with pytest.raises(ValueError, match=r"Numbers are \(B,\), one a cell, got \(4, 2\)"):
+        Numbers(features)
+    for bad in (torch.nan, torch.inf):
+        with pytest.raises(ValueError, match="2 of 4 numbers are NaN or infinite: leave these cells out"):
+            Numbers(torch.tensor([0.0, bad, 1.0, bad]))
+    with pytest.raises(ValueError, match=r"environments and labels must both be \(B,\), got \(3,\) and \(4,\)"):
+        invariance_statistic([features], Numbers(y[:3]), y)
+    with pytest.raises(ValueError, match=r"environments are torch.float32: .* as scbd.nn.Numbers\(environments\)"):
+        invariance_statistic([features], y.float(), y)
+
+
+def test_ties_share_their_mean_rank():
+    numbers = Numbers(torch.tensor([5.0, 1.0, 5.0, 9.0]))
+    ranks = np.array([2.5, 1, 2.5, 4]) - 2.5
+    np.testing.assert_allclose(numbers.terms[:, 0], ranks / np.linalg.norm(ranks), atol=1e-12)

@@ -1,0 +1,237 @@
+"""Embeddings of any origin: how well labels are predicted, and on cells that were not learned from."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from anndata import AnnData
+from conftest import make_cells
+
+from scbd import compare, evaluate
+from scbd.corrections import correct
+from scbd.metrics import benchmark
+
+KEYS: dict[str, Any] = {"y_key": "gene", "e_key": "well", "control": "none"}
+HOW = KEYS | {"n_neighbors": 10}
+NET = pd.DataFrame({"source": np.repeat(["A", "B", "C"], 2), "target": [f"g{i}" for i in range(6)]})
+
+
+@pytest.fixture(scope="module")
+def cells() -> AnnData:
+    """Three pairs of genes and controls in wells that shift all cells; genes g1 and g4 are not learned from."""
+    rng, n = np.random.default_rng(0), 1400
+    gene, well = np.arange(n) % 7, rng.integers(4, size=n)
+    of_pair = 3 * np.eye(4)[[0, 0, 1, 1, 2, 2, 3]]
+    truth = of_pair[gene] + 0.5 * np.eye(7)[:, :4][gene] + 0.3 * rng.normal(size=(n, 4))
+    shifted = np.hstack([truth, rng.normal(size=(n, 1))]) + 20 * rng.normal(size=(4, 5))[well]
+    names = np.array([*(f"g{i}" for i in range(6)), "none"])[gene]
+    obs = pd.DataFrame({"gene": pd.Categorical(names), "well": pd.Categorical(well.astype(str))})
+    obs["split"] = np.where((rng.random(n) < 0.5) & ~np.isin(gene, [1, 4]), "train", "test")
+    obs.index = obs.index.astype(str)
+    noise = rng.normal(size=(n, 4))
+    return AnnData(obs=obs, obsm={"X_true": truth, "X_shifted": shifted, "X_noise": noise})
+
+
+def scores(frame: pd.DataFrame, representation: str) -> pd.Series:
+    return frame[frame["representation"] == representation].set_index("metric")["value"]
+
+
+def test_keys_of_any_origin_are_told_apart_and_standardised(cells, caplog):
+    frame = compare(cells, {"mine": "X_shifted", "noise": "X_noise"}, trained_on="split", net=NET, **HOW)
+    assert frame["representation"].unique().tolist() == ["mine", "mine, standardised", "noise", "noise, standardised"]
+    assert "y_probe_unseen_auroc are of 2 perturbations that were not learned from: of so few" in caplog.text
+    as_it_is, standardised, noise = (scores(frame, name) for name in ("mine", "mine, standardised", "noise"))
+    assert as_it_is["e_probe_f1"] > 0.9 and standardised["e_probe_f1"] < 0.4
+    assert standardised["relationship_map_unseen"] == 1 > noise["relationship_map_unseen"]
+    assert standardised["y_probe_unseen_f1"] > 0.95 and 0.3 < noise["y_probe_unseen_f1"] < 0.7
+    probes = {"e_probe_f1", "e_probe_quadratic_f1", "e_probe_neighbours_f1"}
+    assert probes <= set(frame.dropna(subset="chance")["metric"]) and set(frame["key"]) == {"X_shifted", "X_noise"}
+
+
+def test_scores_are_those_of_a_benchmark_of_new_cells_after_what_the_others_taught(cells):
+    fit = (cells.obs["split"] == "train").to_numpy()
+    frame = compare(cells, ["X_shifted"], trained_on=fit, corrections=["TVN"], **HOW)
+    known = {"environments": cells.obs["well"], "controls": cells.obs["gene"] == "none", "fit": fit}
+    new = {"TVN": correct(cells.obsm["X_shifted"], "TVN", **known)[~fit]}
+    kinds = ["linear", "quadratic", "neighbours"]
+    by_hand = benchmark(cells[~fit], new, **HOW, kinds=kinds).set_index("metric")  # type: ignore[arg-type]
+    found = frame.set_index("metric").loc[by_hand.index]
+    pd.testing.assert_frame_equal(found[["value", "chance", "better"]], by_hand[["value", "chance", "better"]])
+
+
+def test_wells_are_held_out_of_the_probe_of_unseen_perturbations_too():
+    """Each well holds one gene, and the embedding the well alone: a probe of single cells would read genes with 0.9."""
+    rng = np.random.default_rng(0)
+    well = np.repeat(np.arange(60), 20)
+    z = 2 * rng.normal(size=(60, 16))[well] + rng.normal(size=(1200, 16))
+    obs = pd.DataFrame({"gene": (well // 3).astype(str), "well": well.astype(str)}, index=map(str, range(1200)))
+    trained = (well < 30) & (np.arange(1200) % 2 == 0)
+    keys: dict[str, Any] = {"y_key": "gene", "e_key": "well", "trained_on": trained, "n_neighbors": 10}
+    frame = compare(AnnData(obs=obs, obsm={"z": z}), ["z"], **keys, corrections=[None])
+    found = frame.set_index("metric")["value"]
+    assert found["y_probe_unseen_f1"] < 0.4 and found["y_probe_unseen_auroc"] < 0.75
+
+
+@pytest.mark.parametrize("control", [None, "6", 6, 6.0])
+def test_perturbations_are_told_by_numbers_as_by_their_text(cells, control):
+    """Whole numbers of a column with a gap are stored as 1.0."""
+    number = cells.obs["gene"].map({**{f"g{i}": i for i in range(6)}, "none": 6}).astype(int)
+    frames = []
+    for genes in (number.astype(str), number, number.astype(float)):
+        obs = cells.obs.assign(gene=genes)
+        net = pd.DataFrame({"source": NET["source"], "target": pd.Series(range(6), dtype=genes.dtype)})
+        how = HOW | {"control": control, "net": net, "corrections": ["standardised"], "trained_on": "split"}
+        frames.append(compare(AnnData(obs=obs, obsm={"z": cells.obsm["X_shifted"]}), ["z"], **how))
+    assert frames[0].set_index("metric").loc["relationship_map_unseen", "value"] == 1
+    for frame in frames[1:]:
+        pd.testing.assert_frame_equal(frame, frames[0])
+
+
+def test_several_seeds_of_one_representation_and_no_unseen_perturbation(cells):
+    seeds = {"mine": ["X_shifted", cells.obsm["X_true"]]}
+    frame = compare(cells, seeds, trained_on=np.arange(0, cells.n_obs, 2), corrections=[None], **HOW)
+    assert frame.groupby("representation")["key"].unique().loc["mine"].tolist() == ["X_shifted", "mine[1]"]
+    assert not frame["metric"].str.contains("unseen").any()
+
+
+def test_several_networks_hold_for_unseen_perturbations_too(cells):
+    how = HOW | {"trained_on": "split", "corrections": [None]}
+    alone = compare(cells, ["X_true"], net=NET, **how).set_index("metric")
+    found = compare(cells, ["X_true"], net={"one": NET, "again": NET}, **how).set_index("metric")
+    for metric in ("relationship_map_seen", "relationship_map_unseen"):
+        for name in ("one", "again"):
+            columns = ["value", "chance"]
+            assert found.loc[f"{metric} ({name})", columns].equals(alone.loc[metric, columns])
+
+
+def test_where_all_genes_are_related_nothing_is_told_of_unseen_ones(cells):
+    everything = pd.DataFrame({"source": "all", "target": NET["target"]})
+    found = compare(cells, ["X_true"], trained_on="split", net=everything, **HOW).set_index("metric")["value"]
+    assert found["relationship_average_precision"].notna().all()
+    assert found[["relationship_map_seen", "relationship_map_unseen"]].isna().all()
+
+
+def test_replicates_of_what_was_trained_on_are_warned_of(cells):
+    """Rows are new, and their perturbations are not: an encoder knows these by heart."""
+    few = cells[:400]
+    how: dict[str, Any] = {"trained_on": "split", "corrections": [None], **HOW}
+    with pytest.warns(UserWarning, match=r"trained on 4 of 6 perturbations that are scored \(g0, g2, g3, g5\)"):
+        compare(few, ["X_true"], replicates=True, **how)
+    unseen = few[few.obs["gene"].isin(["g1", "g4", "none"])]
+    compare(unseen, ["X_true"], replicates=True, **how)
+
+
+def test_representations_are_compared_with_one_of_them(cells):
+    both: dict[str, Any] = {"true": "X_true", "noise": ["X_noise", "X_true"]}
+    how = HOW | {"trained_on": "split", "n_bootstrap": 20, "reference": "true, standardised"}
+    frame = compare(cells, both, **how).dropna(subset="p_value")
+    frame = frame.set_index(["representation", "key", "metric"]).sort_index()
+    for key in (("true, standardised", "X_true"), ("noise, standardised", "X_true")):
+        assert (frame.loc[key, "difference"] == 0).all()
+    assert frame.loc[("noise", "X_noise", "y_probe_f1"), "difference_high"] < 0
+
+
+def test_corrections_that_cannot_be_learned_are_told_of_before_any_score(cells, monkeypatch):
+    monkeypatch.setattr("scbd._workflows.compare.benchmark", None)
+    trained = ((cells.obs["split"] == "train") & (cells.obs["well"] != "2")).to_numpy()
+    with pytest.raises(ValueError, match="'2'"):
+        compare(cells, ["X_true", "X_noise"], trained_on=trained, **HOW)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"embeddings": ["X_mine"]}, KeyError, "obsm has no 'X_mine'"),
+        ({"trained_on": "part"}, KeyError, "obs has no 'part'"),
+        (
+            {"trained_on": np.ones(1400, dtype=bool)},
+            ValueError,
+            "trained_on marks 1400 of 1400 cells: .*train_size=0.7",
+        ),
+        ({"trained_on": np.zeros(1400, dtype=bool)}, ValueError, "trained_on marks 0 of 1400 cells"),
+        ({"trained_on": np.arange(1400) % 2}, ValueError, r"names a row twice"),
+        ({"trained_on": [3, 5, 3]}, ValueError, "trained_on names a row twice"),
+        ({"control": "nontargeting"}, ValueError, "nontargeting"),
+        ({"corrections": ["Combat"]}, ValueError, "correction='Combat' is not known"),
+        (
+            {"reference": "true", "n_bootstrap": 9},
+            ValueError,
+            "'true' is no .* here; there are: X_true, X_true, standard",
+        ),
+        ({"reference": "X_true"}, ValueError, "reference needs n_bootstrap"),
+        ({"corrections": ["TVN"], "control": None}, ValueError, "TVN learns from controls, and none are given"),
+    ],
+)
+def test_bad_input_is_told_of_before_any_work(cells, given, error, message, monkeypatch):
+    monkeypatch.setattr("scbd._workflows.compare.benchmark", None)  # whatever is scored fails otherwise
+    monkeypatch.setattr("scbd._workflows.compare.correct", None)
+    asked: dict[str, Any] = {"embeddings": ["X_true"], "trained_on": "split"} | HOW | given
+    with pytest.raises(error, match=message):
+        compare(cells, **asked)
+
+
+@pytest.fixture
+def few() -> AnnData:
+    return make_cells()
+
+
+def test_an_embedding_that_is_missing_is_named(few):
+    with pytest.raises(KeyError, match="obsm has no 'X_scbd_c'"):
+        evaluate(few, ["gene"])
+
+
+@pytest.mark.parametrize("left", [50, 49, 0])
+def test_a_few_cells_are_too_few_to_be_tested_on_alone(few, left):
+    few.obsm["z"] = np.random.default_rng(0).normal(size=(few.n_obs, 2))
+    said = f"as {left} of 96 were not trained on"
+    told = pytest.warns(UserWarning, match=said) if left < 50 else nullcontext()
+    with told:
+        table = evaluate(few, ["gene"], embeddings={"z": "z"}, train_indices=np.arange(few.n_obs - left))
+    assert table["tested_on"].tolist() == ["all cells" if left < 50 else "held-out cells"]
+    assert evaluate(few, "gene", embeddings={"z": "z"})["tested_on"].tolist() == ["all cells"]
+
+
+def test_a_mask_says_what_row_numbers_say(few):
+    """Its length was taken for the number of rows that were learned from: all cells were scored."""
+    few.obsm["z"] = np.random.default_rng(0).normal(size=(few.n_obs, 2))
+    rows = np.random.default_rng(1).permutation(few.n_obs)[:40]
+    by_number, by_mask = (
+        evaluate(few, ["gene"], embeddings={"z": "z"}, train_indices=given)
+        for given in (rows, np.isin(np.arange(few.n_obs), rows))
+    )
+    assert by_mask["tested_on"].tolist() == ["held-out cells"]
+    pd.testing.assert_frame_equal(by_number, by_mask)
+
+
+def test_arrays_and_columns_say_what_keys_and_rows_say(few):
+    few.obsm["z"] = np.random.default_rng(0).normal(size=(few.n_obs, 2))
+    few.obs["part"] = np.where(np.arange(few.n_obs) < 40, "train", "test")
+    by_key = evaluate(few, ["gene"], embeddings={"z": "z"}, train_indices=np.arange(40))
+    by_array = evaluate(few, ["gene"], embeddings={"z": few.obsm["z"]}, train_indices="part")
+    pd.testing.assert_frame_equal(by_key, by_array)
+
+
+def test_labels_that_were_not_trained_on_are_told_from_each_other(few):
+    """They counted as errors: a probe cannot name what it has not seen."""
+    few.obsm["z"] = np.eye(4)[few.obs["gene"].cat.codes] + 0.01 * np.random.default_rng(0).normal(size=(few.n_obs, 4))
+    few.obs["part"] = np.where(
+        few.obs["gene"].isin(["gene_0", "gene_1"]) | (np.arange(few.n_obs) < 30), "test", "train"
+    )
+    table = evaluate(few, ["gene"], embeddings={"z": "z"}, train_indices="part")
+    assert table["tested_on"].tolist() == ["held-out cells", "unseen labels"]
+    assert (table["f1"] == 1).all()
+
+
+def test_an_interval_holds_the_score_and_shrinks_with_cells():
+    widths = []
+    for n in (200, 2_000):
+        cells = make_cells(n)
+        cells.obsm["z"] = cells.obs["gene"].cat.codes.to_numpy()[:, None] + np.random.default_rng(0).normal(size=(n, 1))
+        row = evaluate(cells, ["gene"], embeddings={"z": "z"}, train_indices=np.arange(n // 2)).iloc[0]
+        assert row["f1_low"] < row["f1"] < row["f1_high"]
+        widths.append(row["f1_high"] - row["f1_low"])
+    assert widths[1] < widths[0] / 2

@@ -1,0 +1,440 @@
+from __future__ import annotations
+
+import html
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import anndata
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import make_cells, make_wells
+
+import scbd
+from scbd import SCBDModel, run
+from scbd._workflows.evidence import SCORE_COLUMNS
+from scbd._workflows.run import compute_input_pca
+from scbd._workflows.verdict import Verdict
+from scbd.baselines import pixel_pca
+from scbd.data._input_location import InputLocation
+from scbd.data._sources import digest_cells
+from scbd.metrics import label_probe
+from scbd.model._objective import SCBDModule
+
+pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Scores are")
+MODEL: dict[str, Any] = {"encoder": "small", "n_latent": 6}
+TRAIN: dict[str, Any] = {"max_steps": 4, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
+
+
+NAMES = (
+    "cells.h5ad checkpoints history.csv metrics.csv model replicates.csv report.html settings.json training_curves.png "
+    "umap.png verdict.csv verdict.txt"
+)
+NO_VERDICT = Verdict(
+    None, "No embedding is called best.", (), pd.DataFrame(columns=list(SCORE_COLUMNS)), pd.DataFrame()
+)
+
+
+@pytest.fixture(autouse=True)
+def quick_umap(request, monkeypatch):
+    """The slowest part of a short run, and tested once."""
+    if request.function is not test_everything_is_written:
+        monkeypatch.setattr("scbd.pl.umap_blocks", lambda *args, **how: plt.subplots(squeeze=False)[1])
+
+
+@pytest.fixture
+def only_training(monkeypatch):
+    """For what is not about the scores."""
+    monkeypatch.setattr("scbd._workflows.run.evaluate", lambda *args, **how: pd.DataFrame({"f1": [0.5]}))
+    monkeypatch.setattr("scbd._workflows.run.judge_embeddings", lambda *args, **how: NO_VERDICT)
+    monkeypatch.setattr("scbd._workflows.run.compute_input_pca", lambda adata, *rest: np.zeros((adata.n_obs, 2)))
+    monkeypatch.setattr("scbd._workflows.run._write_pictures", lambda *args: None)
+    monkeypatch.setattr("scbd._workflows.run.write_report", lambda report, path: path.write_text(report.verdict))
+
+
+def test_everything_is_written(tmp_path):
+    cells = make_cells(300)
+    out = tmp_path / "new" / "run"
+    table = run(
+        cells,
+        y_key="gene",
+        e_key=["plate", "well"],
+        out=out,
+        model_kwargs=MODEL,
+        train_kwargs=TRAIN | {"train_size": 0.7},
+    )
+    assert sorted(os.listdir(out)) == NAMES.split()
+
+    written = anndata.read_h5ad(out / "cells.h5ad")
+    best = written.obsm["X_scbd_best"]
+    expected = {"X_scbd_c": 6, "X_scbd_s": 6, "X_pixel_pca": 50, "X_scbd_best": best.shape[1]}
+    assert {key: value.shape[1] for key, value in written.obsm.items()} == expected
+    sentence = (out / "verdict.txt").read_text().strip()
+    assert sentence == table.attrs["verdict"]
+    assert ("'z_c' is best" in sentence) == np.array_equal(best, written.obsm["X_scbd_c"])
+    scores = pd.read_csv(out / "verdict.csv")
+    pd.testing.assert_frame_equal(scores, table.attrs["scores"])
+    names = set(scores.loc[scores["unit"] == "perturbations", "embedding"])
+    assert {"pixel PCA", "z_c", "z_c, standardised by well"} <= names
+    assert set(pd.read_csv(out / "replicates.csv", index_col="label").columns) == names
+    assert sentence.splitlines()[0] in html.unescape((out / "report.html").read_text())
+    model = SCBDModel.load(out / "model", make_cells(300))
+    np.testing.assert_array_equal(model.get_latent_representation(), written.obsm["X_scbd_c"])
+
+    pd.testing.assert_frame_equal(pd.read_csv(out / "metrics.csv"), table)
+    assert table[["embedding", "label"]].drop_duplicates().shape == (15, 2)
+    assert set(table["label"]) == {"gene", "plate", "well"}
+    # probes learn from the cells the encoders learned from, and are tested on the others
+    is_train = np.isin(np.arange(300), model.train_indices)
+    assert (~is_train).sum() > 50
+    expected_scores = label_probe(written.obsm["X_pixel_pca"], written.obs["gene"], train=is_train)
+    assert ((written.obs["scbd_split"] == "train") == is_train).all()
+    assert (written.obs["scbd_split"] == "validation").sum() == (~is_train).sum()
+    row = table.query("embedding == 'pixel PCA' and label == 'gene'").iloc[0]
+    assert row["tested_on"] == "held-out cells"
+    assert row["f1"] == pytest.approx(expected_scores["f1"])
+
+    settings = json.loads((out / "settings.json").read_text())
+    assert settings["model"]["encoder"] == "small"
+    assert settings["training"]["steps"] == 4
+    assert settings["data"] == {
+        "y_key": "gene",
+        "e_key": ["plate", "well"],
+        "image_key": "single_cell_images",
+        "n_cells": 300,
+        "digest": digest_cells(
+            InputLocation.found(cells).source(cells), make_cells(300).obs[["gene", "plate", "well"]]
+        ),
+    }
+    assert settings["asked"] == {"model": MODEL, "training": TRAIN | {"train_size": 0.7}}
+    assert settings["versions"]["scbd"] == scbd.__version__
+    assert pd.read_csv(out / "history.csv", index_col="step").index[-1] == 4
+
+
+@pytest.mark.parametrize("precious", ["metrics.csv", "model", "checkpoints/last.ckpt"])
+def test_results_are_not_written_over(tmp_path, precious):
+    path = tmp_path / "run" / precious
+    path.parent.mkdir(parents=True)
+    path.write_text("precious")
+    with pytest.raises(FileExistsError, match="already holds files of a run: choose another directory"):
+        run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "run")
+    assert path.read_text() == "precious"
+
+
+def test_cells_that_are_no_result_are_not_written_over(tmp_path):
+    """The input may lie where results are to go."""
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    before = (tmp_path / "cells.h5ad").read_bytes()
+    for resume in (False, True):
+        with pytest.raises(FileExistsError):
+            run(make_cells(), y_key="gene", e_key="well", out=tmp_path, resume=resume)
+    assert (tmp_path / "cells.h5ad").read_bytes() == before
+
+
+def test_a_file_is_no_directory(tmp_path):
+    (tmp_path / "cells.h5ad").write_text("precious")
+    with pytest.raises(FileExistsError, match="cells.h5ad is a file: give a directory to write to"):
+        run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "cells.h5ad")
+
+
+@pytest.mark.usefixtures("only_training")
+def test_an_attempt_that_failed_does_not_block_the_next(tmp_path, monkeypatch):
+    arguments: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": MODEL, "train_kwargs": TRAIN}
+    with monkeypatch.context() as patch:
+        patch.setattr(SCBDModule, "forward", lambda *args, **kwargs: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(make_cells(), out=tmp_path / "run", **arguments)
+    assert len(run(make_cells(), out=tmp_path / "run", **arguments)) == 1
+
+
+def test_nothing_is_written_for_cells_that_cannot_be_trained_on(tmp_path):
+    with pytest.raises(KeyError, match="obs has no 'genes'"):
+        run(make_cells(), y_key="genes", e_key="well", out=tmp_path / "run")
+    with pytest.raises(ValueError, match="batch_size=500 is larger"):
+        run(
+            make_cells(),
+            y_key="gene",
+            e_key="well",
+            out=tmp_path / "run",
+            model_kwargs=MODEL,
+            train_kwargs={"batch_size": 500},
+        )
+    for wrong, said in (({"n_latent": 0}, "n_latent=0: give"), ({"temperature": 0}, "temperature must be")):
+        with pytest.raises(ValueError, match=said):
+            run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "run", model_kwargs=MODEL | wrong)
+    with pytest.raises(ValueError, match="seed=-1: give a whole number, 0 or larger"):
+        run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "run", seed=-1)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("only_training")
+def test_columns_that_no_file_has_are_written_as_text(tmp_path):
+    cells = make_cells()
+    cells.obs["date"] = pd.Timestamp("2024-05-01") + pd.to_timedelta(np.arange(96) % 3, "D")
+    cells.obs["row"] = pd.Series([1 if row % 2 else "A" for row in range(96)], dtype=object).to_numpy()
+    cells.obsm["frame"] = cells.obs[["date"]].copy()
+    given = cells.obs.copy()
+    run(cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL, train_kwargs=TRAIN)
+    written = anndata.read_h5ad(tmp_path / "cells.h5ad")
+    for table in (written.obs, written.obsm["frame"]):
+        assert list(table["date"]) == list(map(str, given["date"]))
+    assert list(written.obs["row"]) == list(map(str, given["row"]))
+    pd.testing.assert_frame_equal(cells.obs[["date", "row"]], given[["date", "row"]])
+
+
+@pytest.mark.parametrize("e_key", ["plateno", ["plateno", "well"]])
+def test_columns_of_the_table_stay_what_they_are(tmp_path, e_key):
+    """Numbers of plates became categories of the caller's table."""
+    cells = make_cells()
+    cells.obs["plateno"], cells.obs["dose"] = np.arange(96) % 3 + 1, np.arange(96) // 3 % 2
+    cells.obs["gene"] = cells.obs["gene"].astype(str)
+    given = cells.obs.copy()
+    how: dict[str, Any] = {"model_kwargs": MODEL, "train_kwargs": TRAIN}
+    table = run(cells, y_key=["gene", "dose"], e_key=e_key, out=tmp_path, **how)
+    pd.testing.assert_frame_equal(cells.obs[given.columns], given)
+    assert cells.obs.columns.difference(given.columns).tolist() == [
+        "gene × dose",
+        "scbd_split",
+    ]
+    assert set(table["label"]) == {"gene × dose", *([e_key] if isinstance(e_key, str) else e_key)}
+    assert anndata.read_h5ad(tmp_path / "cells.h5ad").obs["plateno"].tolist() == given["plateno"].tolist()
+
+
+def test_what_cannot_be_written_is_named_before_training(tmp_path):
+    cases: dict[str, tuple[str, str, Any]] = {
+        r"obs\['crop'\] holds values of the type ndarray": ("obs", "crop", [np.zeros(2)] * 96),
+        r"uns\['made_by'\] \(object\) cannot be written to cells.h5ad": ("uns", "made_by", object()),
+        r"obsm\['text'\] \(ndarray\) cannot be written .*remove it, with del adata.obsm\['text'\]": (
+            "obsm",
+            "text",
+            np.full((96, 2), object()),
+        ),
+    }
+    for message, (slot, key, value) in cases.items():
+        cells = make_cells()
+        getattr(cells, slot)[key] = value
+        with pytest.raises(ValueError, match=message):
+            run(cells, y_key="gene", e_key="well", out=tmp_path / "run", model_kwargs=MODEL, train_kwargs=TRAIN)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_pca_has_the_channels_of_the_model(tmp_path):
+    cells = make_cells()
+    setup = {"channels": ["channel_1"]}
+    run(cells, y_key="gene", e_key="well", out=tmp_path, setup_kwargs=setup, model_kwargs=MODEL, train_kwargs=TRAIN)
+    np.testing.assert_array_equal(cells.obsm["X_pixel_pca"], scbd.baselines.pixel_pca(cells, channels=["channel_1"]))
+
+
+def failing_at(patch: pytest.MonkeyPatch, where: str) -> None:
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    if where == "embedding":
+        embed = SCBDModel.get_latent_representation  # at the end of training z_c is looked at, too
+        patch.setattr(
+            SCBDModel,
+            "get_latent_representation",
+            lambda self, *args, **how: fails() if "block" in how else embed(self, *args, **how),
+        )
+    elif where == "saving":
+        patch.setattr(SCBDModel, "save", fails)
+    else:
+        patch.setattr(f"scbd._workflows.run.{where}", fails)
+
+
+# early stopping: what is trained again would stop elsewhere
+STOPPING: dict[str, Any] = {"max_steps": 6, "early_stopping": True, "validate_every": 1}
+WHOLE: dict[str, Any] = {
+    "y_key": "gene",
+    "e_key": "well",
+    "model_kwargs": MODEL,
+    "train_kwargs": TRAIN | STOPPING | {"lr": 0.0},
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing stopped: its table and its folder."""
+    out = tmp_path_factory.mktemp("whole")
+    return run(make_cells(), out=out, **WHOLE), out
+
+
+@pytest.mark.parametrize("where", ["embedding", "evaluate", "write_report", "_write_cells"])
+def test_a_run_that_fails_after_training_goes_on_from_there(tmp_path, monkeypatch, whole, where):
+    with monkeypatch.context() as patch:
+        failing_at(patch, where)
+        with pytest.raises(OSError, match="No space left"):
+            run(make_cells(), out=tmp_path / "run", **WHOLE)
+    with monkeypatch.context() as patch:
+        patch.setattr(SCBDModel, "train", None)  # nothing is left to train
+        table = run(make_cells(), out=tmp_path / "run", resume=True, **WHOLE)
+    pd.testing.assert_frame_equal(table, whole[0])
+    written = [anndata.read_h5ad(folder / "cells.h5ad").obsm["X_scbd_c"] for folder in (tmp_path / "run", whole[1])]
+    np.testing.assert_array_equal(*written)
+    assert sorted(os.listdir(tmp_path / "run")) == NAMES.split()
+
+
+@pytest.mark.usefixtures("only_training")
+def test_a_run_that_could_not_save_its_model_goes_on_from_the_checkpoint(tmp_path, monkeypatch):
+    how: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": MODEL, "train_kwargs": TRAIN}
+    with monkeypatch.context() as patch:
+        failing_at(patch, "saving")
+        with pytest.raises(OSError, match="No space left"):
+            run(make_cells(), out=tmp_path / "run", **how)
+        patch.setattr(SCBDModule, "forward", lambda *args, **kwargs: 1 / 0)  # all steps are made
+        with pytest.raises(OSError, match="No space left"):
+            run(make_cells(), out=tmp_path / "run", resume=True, **how)
+    run(make_cells(), out=tmp_path / "run", resume=True, **how)
+    assert (tmp_path / "run" / "model" / "model.pt").is_file()
+
+
+@pytest.mark.usefixtures("only_training")
+def test_a_run_goes_on_with_the_same_cells_and_settings_alone(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    how: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": MODEL, "train_kwargs": TRAIN}
+    how["train_kwargs"] = constant = TRAIN | {"plan_kwargs": {"lr_decay": False}}
+    run(make_cells(), out=out, **how)
+    with pytest.raises(ValueError, match="other settings .*smoothing"):
+        run(make_cells(), out=out, resume=True, **how | {"model_kwargs": MODEL | {"smoothing": 0.1}})
+    # longer is no other setting, unless rates fall towards the end
+    with pytest.raises(ValueError, match="length: None → 6"):
+        run(make_cells(), out=out, resume=True, **how | {"train_kwargs": TRAIN | {"max_steps": 6}})
+    longer = how | {"train_kwargs": constant | {"max_steps": 6}}
+    run(make_cells(), out=out, resume=True, **longer)
+    assert json.loads((out / "settings.json").read_text())["training"]["steps"] == 6
+    others = make_cells(seed=1)
+    monkeypatch.setattr(SCBDModel, "train", lambda *args, **kwargs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # what is saved is not taken for theirs
+        run(others, out=out, resume=True, **longer)
+
+
+def test_a_model_of_a_single_block_is_run_to_the_end(tmp_path):
+    cells = make_cells()
+    cells.obsm["X_scbd_s"] = np.zeros((96, 2))  # of another model
+    table = run(
+        cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL | {"style_target": None}, train_kwargs=TRAIN
+    )
+    simple = ["pixel PCA", "pixel PCA, standardised by well", "pixel PCA, standardised by well, WCCN"]
+    assert table["embedding"].unique().tolist() == ["z_c", *simple]
+    assert len(table) == 8
+    assert set(anndata.read_h5ad(tmp_path / "cells.h5ad").obsm) == {"X_scbd_c", "X_pixel_pca"}
+    assert sorted(os.listdir(tmp_path)) == NAMES.split()
+
+
+@pytest.mark.usefixtures("only_training")
+def test_it_is_written_which_cells_were_trained_on(tmp_path):
+    """Scores of replicates mean nothing of their perturbations."""
+    cells = make_cells()
+    genes = cells.obs["gene"].unique().tolist()
+    cells.obs["part"] = np.where(cells.obs["gene"] == genes[0], "test", "train")
+    cells.obs.loc[cells.obs.index[:5], "part"] = "validation"
+    run(cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL, train_kwargs=TRAIN | {"split": "part"})
+    obs = anndata.read_h5ad(tmp_path / "cells.h5ad").obs
+    assert (obs["scbd_split"].astype(str) == obs["part"].astype(str)).all()
+
+
+@pytest.mark.parametrize("where", [{"layer": "X"}, {"obsm_key": "dino"}])
+def test_features_are_run_to_the_end(tmp_path, where):
+    wells = make_wells()
+    wells.obsm["dino"] = wells.X.copy()
+    columns: dict[str, Any] = {"y_key": "compound", "e_key": "plate"}
+    setup = {"control": "DMSO", "position_key": "well"} | where
+    training = {"max_steps": 3, "enable_progress_bar": False, "accelerator": "cpu"}
+    table = run(wells, **columns, out=tmp_path, setup_kwargs=setup, train_kwargs=training)
+    simple = ["features", "features, standardised by plate", "features, standardised by plate, WCCN"]
+    assert table["embedding"].unique().tolist() == ["z_c", "z_s", *simple]
+    written = anndata.read_h5ad(tmp_path / "cells.h5ad")
+    # all but the inputs
+    expected = {"X_scbd_c", "X_scbd_s", "X_feature_pca"}
+    assert set(written.obsm) == expected | {"dino"} - set(where.values()) and written.X is None
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    assert settings["data"].items() >= (setup | columns | {"e_key": ["plate"]}).items()
+    model = SCBDModel.load(tmp_path / "model", wells)
+    np.testing.assert_array_equal(model.get_latent_representation(), written.obsm["X_scbd_c"])
+
+
+def test_the_pca_is_that_of_the_channels_a_model_looks_at(cells):
+    inputs = InputLocation.found(cells, channels=["channel_1"])
+    found = compute_input_pca(cells, inputs, seed=0)
+    np.testing.assert_array_equal(found, pixel_pca(cells, channels=["channel_1"]))
+    assert np.abs(found - pixel_pca(cells)).max() > 1
+
+
+def parts_of(cells: anndata.AnnData, out: Path, **how: Any) -> pd.Series:
+    run(cells, y_key="gene", e_key="well", out=out, model_kwargs=MODEL, **{"train_kwargs": TRAIN} | how)
+    return cells.obs["scbd_split"].astype(str)
+
+
+@pytest.mark.usefixtures("only_training")
+def test_run_passes_labels_of_the_design_to_the_verdict(tmp_path, monkeypatch):
+    cells = make_cells(240)
+    cells.obs["moa"] = pd.Categorical(["known" if gene != "gene_1" else None for gene in cells.obs["gene"]])
+    cells.obs["sgRNA"], cells.obs["Metadata_Week"], cells.obs["field"] = cells.obs["gene"], "w1", 1
+    judged: list[Any] = []
+
+    def judge(labels: Any, *args: Any, **how: Any) -> Verdict:
+        judged.append(labels)
+        return NO_VERDICT
+
+    monkeypatch.setattr("scbd._workflows.run.judge_embeddings", judge)
+    how: dict[str, Any] = {"mechanism_key": "moa", "guide_key": "sgRNA", "setup_kwargs": {"control": "gene_0"}}
+    run(cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL, train_kwargs=TRAIN, **how)
+    (labels,) = judged
+    gene = cells.obs["gene"].astype(str).to_numpy()
+    assert (labels.y == gene).all() and (labels.is_control == (gene == "gene_0")).all()
+    assert (labels.mechanisms["moa"] == np.where(gene == "gene_1", "", "known")).all()
+    assert [*labels.guides] == ["sgRNA"] and [*labels.environments] == ["well"]
+    # columns with names of places, without the environment itself and the fields of a well
+    assert {"Metadata_Week", "plate"} <= set(labels.places) and not {"well", "field"} & set(labels.places)
+    with pytest.raises(KeyError, match="obs has no 'mao'"):
+        run(cells, y_key="gene", e_key="well", out=tmp_path / "new", mechanism_key="mao")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.usefixtures("only_training")
+def test_a_fifth_of_the_cells_is_held_out_unless_the_user_says_otherwise(tmp_path):
+    cells = make_cells(240)
+    part = parts_of(cells, tmp_path / "a")
+    sizes = part.value_counts()
+    assert abs(sizes["test"] - 48) < 8 and abs(sizes["validation"] - 19) < 8
+    share = (part == "test").groupby([cells.obs["gene"], cells.obs["well"]], observed=True).mean()
+    assert (abs(share - 0.2) < 0.1).all()
+    for name, size in (("b", 1.0), ("c", 0.5)):
+        part = parts_of(make_cells(240), tmp_path / name, train_kwargs=TRAIN | {"train_size": size})
+        assert (part == "train").mean() == pytest.approx(size, abs=0.02) and not (part == "test").any()
+
+
+@pytest.mark.usefixtures("only_training")
+@pytest.mark.parametrize(("n", "named", "n_whole"), [(30, True, 6), (30, False, 6), (29, True, 0)])
+def test_of_many_perturbations_a_fifth_is_held_out_but_never_controls(tmp_path, n, named, n_whole):
+    cells = make_cells(300)
+    cells.obs["gene"] = pd.Categorical([f"gene_{i}" if i < n else "Non-targeting" for i in np.arange(300) % (n + 1)])
+    part = parts_of(cells, tmp_path, setup_kwargs={"control": "Non-targeting"} if named else {})
+    whole = (part == "test").groupby(cells.obs["gene"], observed=True).all()
+    assert whole.sum() == n_whole and not whole["Non-targeting"]
+
+
+def test_loss_of_a_collapsed_embedding_is_no_bound_where_controls_are_named(tmp_path, monkeypatch):
+    drawn: list[Any] = []
+
+    def draw(history: Any, *, ceiling: float | None) -> Any:
+        drawn.append(ceiling)
+        return plt.subplots(squeeze=False)[1][0]
+
+    monkeypatch.setattr("scbd.pl.history", draw)
+    monkeypatch.setattr("scbd._workflows.run.evaluate", lambda *args, **how: pd.DataFrame({"f1": [0.5]}))
+    for control in ({}, {"control": "gene_0"}):
+        how: dict[str, Any] = {"model_kwargs": MODEL, "train_kwargs": TRAIN, "setup_kwargs": control}
+        run(make_cells(), y_key="gene", e_key="well", out=tmp_path / str(len(drawn)), **how)
+    assert drawn[0] > 0 and drawn[-1] is None
+
+
+@pytest.mark.parametrize("out", ["", "new/run"])
+def test_where_nothing_may_be_written_nothing_is_trained(tmp_path, monkeypatch, out):
+    monkeypatch.setattr("scbd._workflows.training_runs.train_or_load", None)
+    monkeypatch.setattr("os.access", lambda path, how: path != tmp_path)  # to root, everything is permitted
+    with pytest.raises(PermissionError, match="cannot be written to: give another directory"):
+        run(make_cells(), y_key="gene", e_key="well", out=tmp_path / out, model_kwargs=MODEL, train_kwargs=TRAIN)
