@@ -1,7 +1,7 @@
-# Two commands do everything: `make demo` and `make test`. Each makes .venv when it is not there.
+# Main commands: `make demo` and `make test`. Each command creates the environment .venv if it is missing.
 #
-# A torch of your own, for example a CUDA build:   make demo TORCH="torch --index-url https://download.pytorch.org/whl/cu128"
-# An environment of your own:                      make demo VENV=/path/to/venv
+# To use another build of torch, such as CUDA:      make demo TORCH="torch --index-url https://download.pytorch.org/whl/cu128"
+# To use another virtual environment:             make demo VENV=/path/to/venv
 
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
@@ -9,20 +9,20 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
-# notebooks that read data of others, from the folder SCBD_DATA
+# notebooks that read published data, from the folder SCBD_DATA
 REAL := notebooks/real_plate.ipynb notebooks/real_map.ipynb
-# what computes numbers
-NUMERIC := tests/nn tests/metrics tests/baselines/test_corrections.py tests/originals
+# tests of numerical results
+NUMERIC := tests/nn tests/metrics tests/corrections tests/originals
 
 .PHONY: help demo test numeric lint types coverage benchmark notebooks docs clean
 
 help:
-	@echo "make demo       a simulated screen, from images to the report (three minutes)"
-	@echo "make test       all tests; make numeric: those of numbers, as older processors compute"
-	@echo "make benchmark  every claim about speed, measured (75 minutes on two idle cores; each part says how long it took)"
-	@echo "make lint types coverage notebooks docs"
+	@echo "make demo       analyse a simulated screen, from the images to the report (three minutes)"
+	@echo "make test       run all tests; make numeric: run the numerical tests with the instructions of older processors"
+	@echo "make benchmark  measure every claim about speed (75 minutes on two idle cores; each part prints its duration)"
+	@echo "make lint types coverage notebooks docs   check code, execute the notebooks, build the documentation"
 
-# torch first: what comes later then accepts the build that is there
+# torch is installed first, so that later installations accept this build
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
@@ -32,11 +32,11 @@ $(VENV)/.ready: pyproject.toml
 demo: $(VENV)/.ready
 	$(BIN)/scbd demo
 
-# a process a core; tests keep to one thread each
+# one process per core, up to eight; each test uses one thread
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest $(PARALLEL)
 
-# once more as older processors compute: no test may hang on the last bits of a number
+# repeat the numerical tests with the instructions of older processors: results must not depend on the last bits
 numeric: export ATEN_CPU_CAPABILITY = default
 numeric: export ONEDNN_MAX_CPU_ISA = SSE41
 numeric: export OPENBLAS_CORETYPE = Haswell
@@ -53,12 +53,14 @@ lint: $(VENV)/.ready
 types: $(VENV)/.ready
 	$(BIN)/mypy
 
-# one part: make benchmark ONLY="losses data"; benchmarks/speed/performance.md is rewritten from what was measured
+# To run some parts only: make benchmark ONLY="losses data". Then benchmarks/speed/performance.md is rewritten from
+# the measurements.
 benchmark: $(VENV)/.ready
 	$(BIN)/python benchmarks/speed $(ONLY)
 	$(BIN)/python benchmarks/speed --docs
 
-# executed into a scratch folder: committed outputs stay as they are; those of real data where these are
+# Notebooks are executed into build/notebooks, so committed outputs do not change. Notebooks with published data are
+# executed only if the folder SCBD_DATA exists.
 notebooks: export SCBD_NOTEBOOK_STEPS ?= 100
 notebooks: export SCBD_DATA ?= $(abspath ../shared/data)
 notebooks: $(VENV)/.ready
