@@ -128,7 +128,7 @@ def test_a_million_cells_in_small(load, alone, tmp_path, monkeypatch):
             return watched(stage, folder, size)
         return {"stage": stage, "own_mib": 1, "trace": [[0.1, 1, 1]]} | million.one_stage(stage, folder, size)
 
-    monkeypatch.setattr(million, "forward_with_intermediates", here)
+    monkeypatch.setattr(million, "watched", here)
     module, table = alone("million", "--smoke")
     assert [row["stage"] for row in table] == module.STAGES[:3] + ["train, steps of 1,024"] + module.STAGES[4:]
     assert table[1]["cells"] == "600"

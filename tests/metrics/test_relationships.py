@@ -77,7 +77,7 @@ def test_embeddings_on_disk_are_read_in_blocks(tmp_path, monkeypatch):
     expected = aggregate(adata, "Z", **KEYS).X
     np.save(tmp_path / "z.npy", adata.obsm["Z"])
     adata.obsm["Z"] = np.load(tmp_path / "z.npy", mmap_mode="r")
-    monkeypatch.setattr(module, "_CELLS_PER_BLOCK", 37)
+    monkeypatch.setattr("scbd.metrics._profiles._CELLS_PER_BLOCK", 37)
     np.testing.assert_allclose(aggregate(adata, "Z", **KEYS).X, expected, rtol=1e-5)
 
 

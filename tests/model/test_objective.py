@@ -147,7 +147,7 @@ def test_the_two_losses_on_z_c_share_one_pass(monkeypatch):
         calls.append(args)
         return log_sum_exp(*args)
 
-    monkeypatch.setattr("scbd.nn._log_sum_exp.log_sum_exp", counted)
+    monkeypatch.setattr("scbd.nn._contrastive.log_sum_exp", counted)
     make_model().train(**QUICK | {"max_steps": 1}, train_size=1.0)
     # z_c, z_s, and z_c once more for its health after training
     assert len(calls) == 3
