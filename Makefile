@@ -14,7 +14,10 @@ REAL := notebooks/real_plate.ipynb notebooks/real_map.ipynb
 # tests of numerical results
 NUMERIC := tests/nn tests/metrics tests/corrections tests/originals
 
-.PHONY: help demo test numeric lint types coverage benchmark notebooks docs clean
+# turns that readers of the field stumble over
+UNCLEAR := by heart|in the middle|told apart|(a|one) row a cell|to be had|goes? by|looked at|is no number|are alike
+
+.PHONY: help demo test numeric lint types coverage benchmark notebooks docs links clean
 
 help:
 	@echo "make demo       analyse a simulated screen, from the images to the report (three minutes)"
@@ -49,6 +52,8 @@ coverage: $(VENV)/.ready
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	@! grep -rnwE "$(UNCLEAR)" src --include=*.py || (echo "plainer words: docs/contributing.md#plain-english" && exit 1)
 
 types: $(VENV)/.ready
 	$(BIN)/mypy
@@ -72,6 +77,10 @@ docs: $(VENV)/.ready
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 	@! grep -lE "<p>\.\. (auto|current)" docs/_build/html/api/generated/*.html || (echo "pages of the API hold directives as text" && exit 1)
 	@echo "docs/_build/html/index.html"
+
+links: $(VENV)/.ready
+	$(BIN)/pip install --quiet --editable ".[docs]"
+	$(BIN)/sphinx-build -q -b linkcheck docs build/links
 
 clean:
 	rm -rf $(VENV) build docs/_build docs/api/generated
