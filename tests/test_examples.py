@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import inspect
@@ -62,19 +63,52 @@ def embedded() -> Any:
     return adata, model
 
 
-@pytest.mark.filterwarnings("ignore")  # of models that were trained for two steps
-@pytest.mark.parametrize("name", LISTED)
-def test_examples_run(name, embedded, hasty, tmp_path, monkeypatch):
+@pytest.fixture
+def run_example(embedded, hasty, tmp_path, monkeypatch):
+    """Return a function that runs the examples of a docstring with the variables that the API page lists."""
     monkeypatch.chdir(tmp_path)
-    adata, model = embedded
-    given = {"adata": adata.copy(), "model": model, "net": adata.uns["truth"]["network"]}
-    given |= {"scbd": scbd, "np": np, "pd": pd, "torch": torch}
+
+    def run(text: str, name: str, **names: Any) -> int:
+        adata, model = embedded
+        given = {"adata": adata.copy(), "model": model, "net": adata.uns["truth"]["network"]}
+        given |= {"scbd": scbd, "np": np, "pd": pd, "torch": torch, **names}
+        example = doctest.DocTestParser().get_doctest(text, given, name, None, None)
+        failures: list[str] = []
+        # verbose=False: otherwise doctest prints what it runs under pytest -v
+        doctest.DocTestRunner(verbose=False).run(example, out=failures.append)
+        plt.close("all")
+        assert not failures, "".join(failures)
+        return len(example.examples)
+
+    return run
+
+
+@pytest.mark.filterwarnings("ignore")  # models are trained for two steps
+@pytest.mark.parametrize("name", LISTED)
+def test_examples_of_public_names_run(name, run_example):
     package, _, short = name.rpartition(".")
     found = getattr(importlib.import_module(package), short)
-    example = doctest.DocTestParser().get_doctest(inspect.getdoc(found) or "", given, name, None, None)
-    assert example.examples, "no example"
-    said: list[str] = []
-    # which would talk where the tests do (pytest -v)
-    doctest.DocTestRunner(verbose=False).run(example, out=said.append)
-    plt.close("all")
-    assert not said, "".join(said)
+    assert run_example(inspect.getdoc(found) or "", name), "no example"
+
+
+SOURCE = Path(scbd.__file__).parent
+
+
+def private_examples() -> list[str]:
+    """Return functions and classes with examples that the pages of the API do not list, as ``module:name``."""
+    public = {name.rpartition(".")[2] for name in LISTED}
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        module = ".".join(("scbd", *path.relative_to(SOURCE).with_suffix("").parts))
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name not in public:
+                found += [f"{module}:{node.name}"] if ">>>" in (ast.get_docstring(node) or "") else []
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", private_examples())
+def test_examples_of_private_names_run(name, run_example):
+    module, _, short = name.partition(":")
+    names = vars(importlib.import_module(module))
+    run_example(inspect.getdoc(names[short]) or "", name, **names)

@@ -1,6 +1,6 @@
 """Supervised Contrastive Block Disentanglement (SCBD): batch-corrected embeddings of images of perturbed cells.
 
-Each public name is imported when it is first used, so that ``import scbd`` is fast.
+The modules that define the public names are imported when a name is first used, so that ``import scbd`` is fast.
 """
 
 from __future__ import annotations

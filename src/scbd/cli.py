@@ -1,6 +1,7 @@
-"""The command line, made by cyclopts: each command is a function below, and its help is the docstring.
+"""The command line, built with cyclopts: each command is a function, whose docstring is its help text.
 
-Slow packages, such as torch, are imported inside the functions, so that mistakes and ``--help`` are answered at once.
+Slow packages, such as torch, are imported inside the functions, so that ``--help`` and mistakes in options are answered
+at once.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ Messages name arguments as Python has them: max_steps is --max-steps here.
 
 Exit status: 0 finished; 2 error; 130 interrupted by Ctrl-C (SIGINT); 143 terminated by SIGTERM.
 """
-# seconds for cleaning up after a signal; job schedulers kill a process 10 to 30 seconds after SIGTERM
+# Time in seconds that a command has to end cleanly after SIGINT or SIGTERM. It is short, because job schedulers kill a
+# process 10 to 30 seconds after SIGTERM.
 _CLEANUP_SECONDS = 5
 _PARAMETER_DEFAULTS = Parameter(negative=(), consume_multiple=True)
 app = App("scbd", help=_HELP, version=lambda: f"scbd {version('scbd')}", default_parameter=_PARAMETER_DEFAULTS)
@@ -44,7 +46,7 @@ app.register_install_completion_command()
 @Parameter(name="*", group="Cells")
 @dataclass(frozen=True, kw_only=True)
 class CellOptions:
-    """Options that select the inputs and the columns of the cells.
+    """Options for the cells: where their images or features are, and which columns hold their labels.
 
     Parameters
     ----------
@@ -53,26 +55,28 @@ class CellOptions:
     e_key
         Column(s) of the environment, such as the well or the plate.
     e_columns
-        With several columns of the environment: side_by_side (default) removes the effect of each column; crossed
-        treats each combination of values as one environment.
+        If --e-key names several columns: "side_by_side" (default) removes the effect of each column; "crossed" treats
+        each combination of values as one environment.
     control
         Label(s) of the controls, such as DMSO.
     position_key
-        Column of the position on the plate. For features with controls: the effect of the position is removed.
+        Column of the position on the plate, such as the well. If the inputs are features and controls are given, the
+        effect of the position is removed.
     continuous_covariate_keys
-        Columns of numbers of which z_c should also be independent, such as row, time or number of cells.
+        Numeric columns of which z_c should also be independent, such as row, time or number of cells.
     image_key
         Key of the images in obsm.
     channels
-        Channels to use, by name or number. Default: all but masks.
+        Channels of the images to use, by name or number. Default: all except masks.
     layer
-        Use features instead of images: name of a layer, or X.
+        Use features of this layer instead of images; "X" for the main matrix.
     obsm_key
-        Use features instead of images: key in obsm.
+        Use features under this key of obsm instead of images.
     features
-        For tables of features: prefixes of the names of features. Default: those of CellProfiler's compartments.
+        For a table of features: prefixes of the names of features. Default: those of CellProfiler's compartments.
     missing
-        For tables of features with missing values: median fills in the median of the feature; drop removes the rows.
+        For a table of features with missing values: "median" replaces them with the median of the feature, "drop"
+        removes their rows.
     """
 
     y_key: list[str]
@@ -89,10 +93,10 @@ class CellOptions:
     missing: Literal["median", "drop"] = "median"
 
     def opened(self, path: str) -> dict[str, Any]:
-        """Open the cells, and return them with the arguments that describe them, as :func:`scbd.run` takes them.
+        """Open the cells at ``path``, and return them with their options as keyword arguments for :func:`scbd.run`.
 
-        Call this method before anything that imports torch, which takes seconds: a missing file or column is then
-        reported at once.
+        Call this method before importing modules that import torch, which takes seconds. A missing file or column is
+        then reported at once.
         """
         _check_paths(path)
         from scbd._shared.labels import get_obs_column
@@ -122,30 +126,32 @@ class CellOptions:
 @Parameter(name="*", group="Model")
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Options of the model.
+    """Options for the model, which computes the embeddings z_c (perturbation) and z_s (environment).
 
     Parameters
     ----------
     encoder
-        For images: small, resnet18, resnet50 or densenet121. For features: linear or mlp. auto chooses by the inputs.
+        For images: "small", "resnet18", "resnet50" or "densenet121". For features: "linear" or "mlp". "auto" chooses by
+        the kind and size of the inputs.
     n_latent
-        Dimension of z_c and of z_s.
+        Number of dimensions of z_c and of z_s.
     style_target
-        Label by which z_s is clustered: e is the environment, ye the pair of perturbation and environment. none trains
-        no z_s.
+        Label by which z_s is clustered: "e" for the environment, "ye" for the combination of perturbation and
+        environment. With "none", the model has no z_s.
     invariance
-        Form of the invariance loss; listing is the published one. The scale of alpha differs between forms.
+        Form of the invariance loss; "listing" is the form of the published method. The scale of --alpha differs between
+        forms.
     smoothing
-        Label smoothing of z_c, at least 0 and below 1.
+        Label smoothing in the supervised loss of z_c, at least 0 and below 1.
     image_size
-        Resize images to squares of this many pixels per side.
+        Resize images to squares with this number of pixels per side.
     augment
-        Rotate (by right angles) and flip training images at random.
+        Rotate training images by right angles and flip them, at random.
     standardize_by
-        Cells from which the mean and deviation of each environment are estimated, to standardise the inputs per
-        environment. none standardises over all cells.
+        Inputs are standardised per environment, with mean and deviation estimated from these cells: "controls", all
+        "cells", or chosen automatically ("auto"). "none" standardises over all environments together.
     whitening
-        For features: whitening transform before the encoder.
+        For features: whitening transform that is applied before the encoder.
     """
 
     encoder: str = "auto"
@@ -159,37 +165,37 @@ class ModelOptions:
     whitening: Literal["auto", "within", "controls", "lda", "plda", "none"] = "auto"
 
     def kwargs(self) -> dict[str, Any]:
-        """Return the options as arguments of :class:`scbd.SCBDModel`."""
+        """Return the options by name, as arguments of :class:`scbd.SCBDModel`; the value "none" becomes `None`."""
         return {name: None if value == "none" else value for name, value in asdict(self).items()}
 
 
 @Parameter(name="*", group="Training")
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """Options of the training.
+    """Options for the training of the model.
 
     Parameters
     ----------
     max_steps
-        Number of training steps.
+        Number of training steps. Default: depends on the encoder and the number of cells.
     max_epochs
-        Number of passes over the training cells, instead of max_steps.
+        Number of passes over the training cells, instead of --max-steps.
     batch_size
-        Number of cells per batch. Default: chosen by the encoder.
+        Number of cells per training batch. Default: depends on the encoder.
     lr
-        Learning rate. Default: chosen by the encoder.
+        Learning rate. Default: depends on the encoder.
     split
-        Column that contains train, validation or test for each cell.
+        Column that contains "train", "validation" or "test" for each cell.
     train_size
-        Fraction of the cells used for training, drawn at random.
+        Fraction of the cells that are used for training, drawn at random.
     load_best
-        Keep the weights with the lowest validation loss, not the last ones.
+        Keep the weights with the lowest validation loss instead of the weights of the last step.
     early_stopping
-        Stop when the validation loss no longer decreases.
+        Stop training when the validation loss no longer decreases.
     accelerator
-        Device: cpu, gpu, mps or auto.
+        Device to train on: "cpu", "gpu", "mps" or "auto".
     precision
-        Floating-point precision: 32-true, or bf16-mixed on a GPU.
+        Floating-point precision of the training: "32-true", or "bf16-mixed" on a GPU.
     """
 
     max_steps: int | None = None
@@ -204,20 +210,20 @@ class TrainingOptions:
     precision: str = "32-true"
 
     def kwargs(self) -> dict[str, Any]:
-        """Return the options as arguments of :meth:`scbd.SCBDModel.train`."""
+        """Return the options by name, as arguments of :meth:`scbd.SCBDModel.train`."""
         return asdict(self)
 
 
 @app.command
 def inspect(path: str, /, *, image_key: str = "single_cell_images") -> None:
-    """Describe a file or folder, and propose the next command.
+    """Describe the content of a file or folder, and propose the command to convert or analyse it.
 
     Parameters
     ----------
     path
         File or folder of any kind.
     image_key
-        Key of the images in obsm.
+        Key of the images in obsm of an AnnData file, or in an .npz file.
     """
     _check_paths(path)
     from scbd._workflows.inspection import describe_path
@@ -234,14 +240,14 @@ def benchmark(
     model: ModelOptions = ModelOptions(),
     training: TrainingOptions = TrainingOptions(),
 ) -> None:
-    """Measure how fast this machine reads, trains and embeds, in about a minute.
+    """Measure how fast this machine reads cells, trains on them and embeds them; takes about a minute.
 
-    The options are those of run, without --out.
+    The options for cells, model and training are those of "scbd run". The trained model is not kept.
 
     Parameters
     ----------
     path
-        Cells: a screen (.zarr) or an .h5ad of images or features, or a table of features.
+        Cells: a screen (.zarr), an .h5ad file with images or features, or a table of features.
     """
     job = cells.opened(path)
     from scbd._workflows.speed import measure_speed
@@ -267,9 +273,9 @@ def convert(
     seed: int = 0,
     verify: bool = False,
 ) -> None:
-    """Convert crops of cells to one screen, which may be larger than memory.
+    """Convert crops (images of single cells) to one screen: a .zarr folder from which models are trained.
 
-    An interrupted conversion continues when the same command is called again.
+    The screen may be larger than memory. An interrupted conversion continues when the same command is called again.
 
     Parameters
     ----------
@@ -280,7 +286,7 @@ def convert(
     y_key
         Column(s) of the perturbation. Cells are sorted by perturbation, so that training batches are read fast.
     table
-        Table with one row of labels per image, for crops without labels of their own.
+        Table with the labels of the cells, one row per image, for crops that are stored without labels.
     image_key
         Key of the images in obsm.
     file_columns
@@ -288,20 +294,22 @@ def convert(
     root
         For a table of image files: folder to which the file names are relative. Default: the folder of the table.
     channels
-        Channels to use, by name or number. Default: all but masks.
+        Channels of the images to use, by name or number. Default: all except masks.
     fit
-        For crops that differ in size or are not square: pad or crop them to squares of the same size; a number is the
+        For crops that differ in size or are not square: "pad" or "crop" them to squares of equal size; a number is the
         side of the square in pixels.
     image_size
-        Resize images to squares of this many pixels per side.
+        Resize images to squares with this number of pixels per side.
     dtype
-        Type of the stored pixels, such as uint8.
+        Number type of the stored pixels, such as "uint8".
     intensity_range
-        Pixel values that become the lowest and highest value of the dtype. Default: percentiles of each channel.
+        Two pixel values, which become the lowest and the highest value of --dtype. Default: percentiles of each
+        channel.
     compression
-        lz4 reads faster from a slow disk, zstd makes a smaller file. Default: no compression.
+        Compression of the screen: "lz4" is read faster from a slow disk, "zstd" makes a smaller file. Default: no
+        compression.
     seed
-        Seed of the order of the cells of a perturbation.
+        Seed of the random order of cells within each perturbation.
     verify
         Read the whole screen at the end, and compare it with its checksums.
     """
@@ -338,37 +346,38 @@ def run(
     model: ModelOptions = ModelOptions(),
     training: TrainingOptions = TrainingOptions(),
 ) -> None:
-    """Train, embed all cells, name the best embedding, and write a report and all results to a folder.
+    """Train a model, embed all cells, name the best embedding, and write a report and all results to a folder.
 
-    The best embedding retrieves held-out cells of the same perturbation in other environments with the highest average
-    precision.
+    The embedding z_c is compared with simple batch corrections of the inputs. In the best embedding, held-out cells
+    retrieve the same perturbation in other environments with the highest average precision.
 
-    By default, a fifth of the cells is held out of training. With 30 or more perturbations, a fifth of these (never
-    controls) is also held out with all of their cells. --train-size and --split change this. With --train-size 1, all
-    cells are trained on, and no embedding is called best.
+    By default, a fifth of the cells is held out of training. With 30 or more perturbations, a fifth of the
+    perturbations (never controls) is also held out with all of their cells. Change this with --train-size or --split.
+    With --train-size 1, all cells are trained on, and no embedding is called best.
 
     After an interruption, call the same command with --resume to continue.
 
     Parameters
     ----------
     path
-        Cells: a screen (.zarr) or an .h5ad of images or features, or a table of features.
+        Cells: a screen (.zarr), an .h5ad file with images or features, or a table of features.
     out
         Folder for the results; created if it is missing.
     alpha
-        Weight of the invariance loss.
+        Weight of the invariance loss, or "auto" to choose it during training.
     mechanism_key
-        Column(s) with a label that several perturbations share, such as the mechanism of action. The verdict uses it
-        if perturbations do not repeat across environments.
+        Column(s) with a label that several perturbations share, such as the mechanism of action. Used to compare
+        embeddings if perturbations do not repeat across environments.
     guide_key
-        Column of the reagent, such as the guide RNA. The verdict uses it in the same case.
+        Column of the reagent, such as the guide RNA. Used to compare embeddings if perturbations do not repeat across
+        environments.
     erm
-        Also train a plain classifier, to be compared with z_c. Default: yes for features, where it takes seconds; no
-        for images, where it takes about as long as the model.
+        Also train a plain classifier of the perturbation, and compare its embedding with z_c. Default: yes for
+        features, where it takes seconds; no for images, where it takes about as long as the model.
     seed
         Seed of all random numbers.
     resume
-        Continue an interrupted run.
+        Continue an interrupted run in the folder --out.
     open_report
         Open report.html in a browser at the end.
     """
@@ -397,23 +406,25 @@ def select_alpha(
     model: ModelOptions = ModelOptions(),
     training: TrainingOptions = TrainingOptions(),
 ) -> None:
-    """Train with several weights of the invariance loss (alpha), and choose one without a test set.
+    """Train with several weights of the invariance loss (alpha), and choose the best weight without a test set.
 
     Parameters
     ----------
     path
-        Cells: a screen (.zarr) or an .h5ad of images or features, or a table of features.
+        Cells: a screen (.zarr), an .h5ad file with images or features, or a table of features.
     out
-        Folder for the runs. If the command is called again, finished runs are kept.
+        Folder for the trained models and the table of scores. If the command is called again, finished models are kept.
     alphas
-        Weights to compare.
+        Weights to compare, at least two. Default: five or six weights, depending on --invariance.
     criterion
-        kept chooses the strongest invariance that preserves the information on the perturbation; unseen chooses the
-        weight that is best in held-out environments.
+        "kept" chooses the largest weight at which the perturbation of validation cells is predicted almost as well as
+        at the best weight. "unseen" predicts the perturbation of cells in held-out environments, and chooses the
+        largest weight that is as good as the best one within the standard error.
     n_folds
-        With unseen: number of groups of environments, which are held out in turn. Default: one group per environment.
+        With --criterion unseen: number of groups of environments, which are held out in turn. Default: one group per
+        environment.
     n_seeds
-        Number of runs with each weight.
+        Number of models to train with each weight.
     """
     job = cells.opened(path)
     from scbd import select_alpha
@@ -424,7 +435,10 @@ def select_alpha(
 
 
 def _print_result(table: DataFrame, out: Path) -> None:
-    """Print the scores behind the verdict, the verdict, and the path of the report."""
+    """Print the scores of the embeddings, the verdict which of them is best, and the path of the report.
+
+    ``table`` is the result of :func:`scbd.run`, and ``out`` its directory.
+    """
     scores = table.attrs["scores"]
     if len(scores):
         wide = scores.pivot_table(index="embedding", columns="measure", values="value", sort=False)
@@ -451,13 +465,13 @@ def demo(
     Parameters
     ----------
     what
-        screen: write cells of a simulated screen as images with a table, convert them, train on them and write the
-        report, in a few minutes. digits: train on coloured digits and test on white ones, with and without the
-        invariance loss, and with a random encoder.
+        "screen" writes cells of a simulated screen as images with a table, converts them, trains a model and writes the
+        report, in a few minutes. "digits" trains on coloured digits and tests on white digits, with and without the
+        invariance loss, and with a random encoder for comparison.
     out
-        Folder for the results. If the command is called again, an interrupted screen continues.
+        Folder for the results. If the command is called again, an interrupted demonstration "screen" continues.
     alpha
-        Weight of the invariance loss.
+        Weight of the invariance loss, or "auto" to choose it during training.
     max_steps
         Number of training steps of each model.
     seed
@@ -481,36 +495,40 @@ def demo(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command of the command line, and return its exit status.
 
-    After SIGINT or SIGTERM, a sentence explains how to continue, and the status is 130 or 143. This holds even if the
-    command still finished after the signal.
+    After SIGINT (Ctrl-C) or SIGTERM, a sentence that explains how to continue is printed, and the exit status is 130 or
+    143, even if the command was still completed after the signal.
 
     Parameters
     ----------
     argv
-        Words of the command. Default: ``sys.argv``, without the name of the program.
+        Words of the command, such as ``["inspect", "cells.h5ad"]``. Default: ``sys.argv``, without the name of the
+        program.
     """
     tokens = sys.argv[1:] if argv is None else list(argv)
     with _signals_raised(tokens) as received:
         status = _run_command(tokens)
     if not received:
         return status
-    gc.freeze()  # skip the interpreter's garbage collection at exit, which takes 3 seconds
+    # The garbage collection at the exit of the interpreter takes three seconds; gc.freeze excludes all objects from it.
+    gc.freeze()
     return 128 + received[0]
 
 
 def _run_command(tokens: Sequence[str]) -> int:
     """Run a command and return its exit status: 0, or 2 after an error that the user can correct.
 
-    Errors and warnings are printed as one sentence, without a traceback or a line of code.
+    Such errors, and warnings, are printed as one sentence, without a traceback or a line of code.
     """
     notes, shown = logging.getLogger("scbd"), logging.StreamHandler()
     level, in_python = notes.level, warnings.formatwarning
-    warnings.formatwarning = lambda message, *_, **__: f"scbd: {message}\n"  # without the line of code
+    # By default, Python prints a warning together with the line of code that raised it.
+    warnings.formatwarning = lambda message, *_, **__: f"scbd: {message}\n"
     notes.addHandler(shown)
     notes.setLevel(logging.INFO)
     try:
         app(tokens, exit_on_error=False, result_action="return_value")
-    except CycloptsError:  # cyclopts has printed the message
+    except CycloptsError:
+        # The message of the error is not printed here, because cyclopts has printed it.
         return 2
     except (OSError, ImportError, KeyError, TypeError, ValueError, RuntimeError) as error:
         message = error.args[0] if isinstance(error, KeyError) and error.args else error
@@ -525,16 +543,18 @@ def _run_command(tokens: Sequence[str]) -> int:
 
 @contextmanager
 def _signals_raised(tokens: Sequence[str]) -> Iterator[list[int]]:
-    """Raise ``SystemExit`` in the block on SIGINT or SIGTERM, and print at its end how to continue.
+    """Interrupt the ``with`` block on SIGINT or SIGTERM by a ``SystemExit``, and print at its end how to continue.
 
-    After a signal, any exception of the block is suppressed. The process is ended at once
+    After a signal, any exception that the block raises is suppressed. The process is ended at once
 
     - on a second signal,
     - if Python discards the ``SystemExit``, or
-    - if the block has not ended after :data:`_CLEANUP_SECONDS`.
+    - if the block has not ended after :data:`_CLEANUP_SECONDS` seconds.
 
-    This loses no result, since files appear under their name only when they are complete. Earlier signal handlers are
-    restored at the end. Outside the main thread, which alone receives signals, no handler is changed.
+    No complete result is lost in this way, because files get their final name only when they are complete.
+
+    Earlier signal handlers are restored at the end of the block. In a thread other than the main thread, no handler is
+    changed, because only the main thread receives signals.
 
     Yields
     ------
@@ -546,24 +566,27 @@ def _signals_raised(tokens: Sequence[str]) -> Iterator[list[int]]:
         if received:
             end_now()
         received.append(number)
-        if hasattr(signal, "alarm"):  # missing on Windows
+        # signal.alarm does not exist on Windows
+        if hasattr(signal, "alarm"):
             signal.alarm(_CLEANUP_SECONDS)
         raise SystemExit(128 + number)
 
     def end_now() -> None:
-        # print could raise an error here, if the signal has interrupted another print; os.write cannot
+        # os.write is used because print raises an error in a signal handler if the signal has interrupted another print
         os.write(2, f"\n{_how_to_continue(tokens, received[0])}\n".encode())
         os._exit(128 + received[0])
 
     def end_if_lost(unraisable: Any) -> None:
-        # Python discards exceptions that are raised in destructors and in callbacks of weak references
+        # Python discards exceptions that are raised in destructors and in callbacks of weak references. If the
+        # discarded exception is the SystemExit of a signal, the process is ended here.
         if received and isinstance(unraisable.exc_value, SystemExit):
             end_now()
         hook(unraisable)
 
     names = ("SIGINT", "SIGTERM", "SIGALRM") if threading.current_thread() is threading.main_thread() else ()
     earlier = {number: signal.getsignal(number) for name in names if (number := getattr(signal, name, None))}
-    # SIG_IGN: shells make background jobs ignore Ctrl-C. None: a handler set outside Python, which cannot be restored.
+    # Two kinds of signal handlers are not replaced. SIG_IGN: shells make background jobs ignore Ctrl-C. None: the
+    # handler was set outside Python, and could not be restored.
     earlier = {number: handler for number, handler in earlier.items() if handler not in (signal.SIG_IGN, None)}
     hook = sys.unraisablehook
     try:
@@ -578,7 +601,7 @@ def _signals_raised(tokens: Sequence[str]) -> Iterator[list[int]]:
         if received:
             from scbd._shared.progress import print_above_bar
 
-            print_above_bar(_how_to_continue(tokens, received[0]))  # does not break a progress bar
+            print_above_bar(_how_to_continue(tokens, received[0]))
     finally:
         if received and hasattr(signal, "alarm"):
             signal.alarm(0)
@@ -588,7 +611,7 @@ def _signals_raised(tokens: Sequence[str]) -> Iterator[list[int]]:
 
 
 def _how_to_continue(tokens: Sequence[str], number: int) -> str:
-    """Return the sentence that explains how to continue a command that was ended by a signal."""
+    """Return the sentence that explains how to continue a command (``tokens``) after a signal (``number``) ended it."""
     command, typed = tokens[0] if tokens else "", shlex.join(["scbd", *tokens])
     how = {
         "run": f"To continue, call: {typed}{'' if '--resume' in tokens else ' --resume'}",
@@ -601,7 +624,10 @@ def _how_to_continue(tokens: Sequence[str], number: int) -> str:
 
 
 def _check_paths(*paths: str | Path) -> None:
-    """Raise ``FileNotFoundError`` if a file or folder is missing; addresses (``://``) are not checked here."""
+    """Raise ``FileNotFoundError`` if a file or folder given by the user does not exist.
+
+    Addresses (with ``://``) are not checked, because functions that open files raise an error with advice for them.
+    """
     from scbd._shared.files import existing_path
 
     for path in paths:
@@ -610,5 +636,8 @@ def _check_paths(*paths: str | Path) -> None:
 
 
 def _unwrap_single(values: list[str]) -> str | list[str]:
-    """Return the value of a list with one value, otherwise the list, as settings are stored."""
+    """Return the only value of a list with one value, and any other list unmodified.
+
+    A single column or label is thus stored in the settings in the same form as if it was given in Python.
+    """
     return values[0] if len(values) == 1 else values

@@ -1,1 +1,1 @@
-"""Helpers that all packages share: checks of arguments, files, labels, numbers and linear maps."""
+"""Helpers for all parts of scbd: checks of arguments, file access, labels of cells, numeric tables and linear maps."""

@@ -1,4 +1,4 @@
-"""Checks of settings and arrays, with errors that name the fault, and phrases that error messages share."""
+"""Checks of settings and arrays that raise errors with a clear message, and functions that word such messages."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-# number of rows that are checked at a time, to limit memory
+# number of rows of an array that are checked for NaN and infinity at a time, to limit memory
 _N_ROWS_CHECKED_AT_ONCE = 65_536
 
 
 def check_count(name: str, value: int, least: int = 1) -> None:
-    """Raise ``ValueError`` unless a setting is a whole number of at least ``least``."""
+    """Raise ``ValueError`` unless the value of the setting ``name`` is a whole number of at least ``least``."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         msg = f"{name}={value!r}: give a whole number, {least} or larger."
         raise ValueError(msg)
 
 
 def check_number(name: str, value: float, most: float = math.inf) -> None:
-    """Raise ``ValueError`` unless a setting is a finite number between 0 and ``most``."""
+    """Raise ``ValueError`` unless the value of the setting ``name`` is a finite number from 0 to ``most``."""
     if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value <= most or not value < math.inf:
         msg = f"{name}={value!r}: give a number{', 0 or larger' if most == math.inf else f' from 0 to {most:g}'}."
         raise ValueError(msg)
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:
-    """Raise ``ValueError`` unless a setting is one of the given choices.
+    """Raise ``ValueError`` unless the value of a setting is one of the given choices.
 
     Parameters
     ----------
     name
-        Name of the setting, for the message.
+        Name of the setting, for the error message.
     value
         Value of the setting.
     choices
-        A ``Literal`` type, or a collection of values. If it is a mapping from each value to a description, the message
-        includes the descriptions.
+        Permitted values: a ``Literal`` type, or a collection. If ``choices`` is a mapping from each permitted value to
+        a description, the error message includes the descriptions.
     """
     known = get_args(choices) or tuple(choices)
     if value not in known:
@@ -55,7 +55,7 @@ def check_choice(name: str, value: object, choices: Any) -> None:
 
 
 def count_or_default(name: str, value: int | None, default: int) -> int:
-    """Return the value of a setting as a positive whole number, or the default if the value is `None`.
+    """Return the value of the setting ``name`` as a positive whole number, or ``default`` if the value is `None`.
 
     Raises
     ------
@@ -69,7 +69,10 @@ def count_or_default(name: str, value: int | None, default: int) -> int:
 
 
 def check_unmasked(name: str, values: Any) -> None:
-    """Raise ``TypeError`` if values are a masked array, because numpy functions would silently use masked values."""
+    """Raise ``TypeError`` if ``values`` is a masked array of numpy.
+
+    The computations of this package would ignore the mask and silently use the masked values.
+    """
     if isinstance(values, np.ma.MaskedArray):
         msg = (
             f"{name} is a masked array, and what its mask hides would be used: drop the rows of hidden values, or fill "
@@ -79,7 +82,10 @@ def check_unmasked(name: str, values: Any) -> None:
 
 
 def check_finite_rows(values: Any, what: str = "The embedding") -> None:
-    """Raise ``ValueError`` if values ``(N, D)`` include NaN or infinity; the message states the number of such rows."""
+    """Raise ``ValueError`` if an array ``(N, D)`` contains NaN or infinity.
+
+    The error message states the number of rows (cells) with such values. ``what`` is the name of the array in it.
+    """
     n_bad = 0
     for start in range(0, len(values), _N_ROWS_CHECKED_AT_ONCE):
         n_bad += int((~np.isfinite(np.asarray(values[start : start + _N_ROWS_CHECKED_AT_ONCE])).all(axis=1)).sum())
@@ -89,34 +95,36 @@ def check_finite_rows(values: Any, what: str = "The embedding") -> None:
 
 
 def join_first(values: Iterable[object], n: int = 5) -> str:
-    """Return the first ``n`` values as text, separated by commas, with an ellipsis if there are more."""
+    """Return the first ``n`` values as one text, separated by commas; an ellipsis stands for all further values."""
     first = list(islice(values, n + 1))
     return ", ".join(map(str, first[:n])) + (", …" if len(first) > n else "")
 
 
 def inflect(n: int | np.integer[Any], singular: str, plural: str) -> str:
-    """Return the singular if ``n`` is 1, otherwise the plural."""
+    """Return the word ``singular`` if the number ``n`` is 1, otherwise the word ``plural``."""
     return singular if n == 1 else plural
 
 
 def format_count(n: int | np.integer[Any], noun: str) -> str:
-    """Return a number and its noun in the singular or the plural, such as "1 cell" and "2,000 cells"."""
+    """Return the number ``n`` with a noun in the singular or the plural, such as "1 cell" or "2,000 cells"."""
     return f"{n:,} {inflect(n, noun, f'{noun}s')}"
 
 
 def missing_key_message(slot: str, key: str, keys: Iterable[object], argument: str | None = None) -> str:
-    """Return the message for a missing key; it lists the existing keys and suggests the most similar one.
+    """Return the error message for a key that a table or mapping lacks.
+
+    The message lists the existing keys and suggests the one that is most similar to the missing key.
 
     Parameters
     ----------
     slot
-        Name of the table or mapping, such as ``"obs"``.
+        Name of the table or mapping that lacks the key, such as ``"obs"``.
     key
         The missing key.
     keys
-        Existing keys.
+        Existing keys of the table or mapping.
     argument
-        Argument with which the user can name another key, to be added to the message.
+        Name of the argument with which the user can choose another key. If given, the message mentions it.
     """
     names = [str(k) for k in keys]
     return f"{slot} has no {key!r} (its keys: {', '.join(names) or 'none'}).{suggest_name(str(key), names)}" + (
@@ -125,32 +133,35 @@ def missing_key_message(slot: str, key: str, keys: Iterable[object], argument: s
 
 
 def suggest_name(name: str, names: Iterable[str]) -> str:
-    """Return the question "Did you mean …?" with the most similar of some names, or "" if no name is similar."""
+    """Return the question "Did you mean …?" with the one of ``names`` that is most similar to a misspelt name.
+
+    If no name is similar, the empty text is returned.
+    """
     there = {known.lower(): known for known in names}
     close = difflib.get_close_matches(name.lower(), list(there), n=1)
     return f" Did you mean {there[close[0]]!r}?" if close else ""
 
 
-# size of images in pixels: the side of a square, or (height, width)
+# type of a size of images in pixels: one number, the side of a square; or a pair, (height, width)
 ImageSize: TypeAlias = int | tuple[int, int]
 
 
 def size_after_resizing(image_size: ImageSize | None, height: int, width: int) -> tuple[int, int]:
-    """Return the height and width in pixels that images have after resizing.
+    """Return the height and the width, in pixels, that images have after resizing.
 
     Parameters
     ----------
     image_size
-        `None` keeps the size of the images. A number is the side of a square, for square images only. A pair
-        ``(height, width)`` may change the proportions of the images.
+        Size requested by the user, in pixels. `None` keeps the size of the images. A single number is the side of a
+        square, and allowed for square images only. A pair ``(height, width)`` may change the proportions of the images.
     height, width
         Size of the images before resizing, in pixels.
 
     Raises
     ------
     ValueError
-        If ``image_size`` is not a positive whole number or a pair of these; or if it is a single number and the images
-        are not square, because they would be distorted.
+        If ``image_size`` is neither a positive whole number nor a pair of positive whole numbers; or if it is a single
+        number and the images are not square, because resizing to a square would distort the images.
     """
     if image_size is None:
         return height, width

@@ -1,4 +1,4 @@
-"""Paths, and files that get their name only once they are complete."""
+"""Checks of paths, and functions that write a file under a temporary name and rename it once it is complete."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-# longest file name, in bytes, to which a prefix and a suffix can be added (file systems allow 255 bytes in all)
+# length in bytes above which a file name is replaced by its hash before a prefix and a suffix are added, because file
+# systems allow names of at most 255 bytes
 _MAX_NAME_BYTES = 200
-# first bytes of a Git LFS pointer, the small file that stands in place of a large one that was not downloaded
+# first bytes of a Git LFS pointer: the small text file that git stores in place of a large file until the large file
+# is downloaded
 _GIT_LFS_HEADER = b"version https://git-lfs.github.com/spec/"
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path on this machine, with ``~`` replaced by the home folder.
+    """Convert a path on this machine to a ``Path``, with ``~`` replaced by the home folder of the user.
 
     Raises
     ------
     ValueError
-        If ``path`` is the address of another machine or of an object store (it contains ``://``).
+        If ``path`` contains ``://``, as addresses of other machines and of object stores do.
     """
     text = os.fspath(path)
     if "://" in text:
@@ -38,7 +40,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def existing_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of an existing file or folder on this machine.
+    """Convert a path to a ``Path``, and check that a file or folder exists there on this machine.
 
     Raises
     ------
@@ -55,14 +57,15 @@ def existing_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_file(path: str | os.PathLike[str]) -> Path:
-    """Return the path of an existing file on this machine.
+    """Convert a path to a ``Path``, and check that a file with data exists there on this machine.
 
     Raises
     ------
     FileNotFoundError
         If the path does not exist or is a folder.
     ValueError
-        If ``path`` is an address, or if the file is a Git LFS pointer, which does not contain the data.
+        If ``path`` is an address, see :func:`local_path`; or if the file is a Git LFS pointer, a small text file that
+        stands in place of data that were not downloaded.
     """
     found = local_path(path)
     if not found.is_file():
@@ -76,10 +79,11 @@ def check_file(path: str | os.PathLike[str]) -> Path:
 
 
 def check_plates_distinct(given: Iterable[object]) -> None:
-    """Raise ``ValueError`` if a plate is given twice.
+    """Raise ``ValueError`` if a user gives the same plate of cells twice.
 
-    Plates are paths or objects in memory. Two paths are equal if they lead to the same file or folder, whatever their
-    spelling. Two objects are equal if they are the same Python object.
+    A plate is given as the path of its file or folder, or as an object in memory. Two paths are the same plate if they
+    lead to the same file or folder, whatever the spelling of the paths. Two objects are the same plate if they are the
+    same Python object.
     """
     seen: dict[str | int, str] = {}
     for number, one in enumerate(given):
@@ -97,8 +101,8 @@ def check_plates_distinct(given: Iterable[object]) -> None:
 def partial_path(path: Path) -> Path:
     """Return the hidden path at which a file or folder is written until it is complete.
 
-    The path depends on the final path alone, so that several processes can write to it and a restarted job finds it
-    again.
+    This hidden path depends only on the final path ``path``. Several processes can therefore write to the same
+    incomplete file or folder, and a restarted job finds it again.
     """
     name = path.name
     if len(os.fsencode(name)) > _MAX_NAME_BYTES:
@@ -108,10 +112,10 @@ def partial_path(path: Path) -> Path:
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary path for writing a file, and rename the file to ``path`` at the end of the block.
+    """Yield a temporary path for writing a file, and rename the file to ``path`` at the end of the ``with`` block.
 
-    An existing file at ``path`` is kept until then. The temporary path is unique, so that no other process writes to
-    it. If the block raises an error, the temporary file is removed.
+    An earlier file at ``path`` is replaced only by this renaming. The temporary path is unique, so that no other
+    process writes to the temporary file. If the ``with`` block raises an error, the temporary file is removed.
     """
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     try:
@@ -123,9 +127,10 @@ def write_atomically(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def open_atomically(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file opened for writing bytes, and rename it to ``path`` when all bytes are on the disk.
+    """Yield a temporary file opened for writing bytes, and rename it to ``path`` when all bytes are on the disk.
 
-    An existing file at ``path`` is kept until then. If the block raises an error, no file is written.
+    An earlier file at ``path`` is replaced only by this renaming. If the ``with`` block raises an error, the temporary
+    file is removed, and the earlier file remains.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with write_atomically(path) as partial, partial.open("wb") as file:
@@ -136,13 +141,14 @@ def open_atomically(path: Path) -> Iterator[IO[bytes]]:
 
 
 def remove_partials(path: Path) -> None:
-    """Remove temporary files of :func:`write_atomically` for this path, left by processes that were killed."""
+    """Remove the temporary files that killed processes left while they wrote ``path`` with :func:`write_atomically`."""
     for partial in path.parent.glob(f".{escape(path.name)}.*.partial"):
         partial.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:
-    # fsync of a folder makes the renaming of a file durable; some systems cannot open a folder
+    # After a file was renamed, fsync of its folder ensures that the new name survives a power failure. Some operating
+    # systems cannot open a folder; the OSError is ignored there.
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -152,9 +158,9 @@ def _sync_folder(folder: Path) -> None:
 
 
 def check_output_directory(out: str | os.PathLike[str]) -> Path:
-    """Return the path of a directory after checking that it is writable, or that it can be created.
+    """Convert the path of an output directory to a ``Path``, and check that files can be written there.
 
-    The directory is not created.
+    The directory must be writable, or must not exist yet and be possible to create. This function does not create it.
 
     Raises
     ------
@@ -177,18 +183,18 @@ def check_output_directory(out: str | os.PathLike[str]) -> Path:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a text file (UTF-8) that appears at ``path`` only when it is complete and on the disk."""
+    """Write a text file in UTF-8; the file appears at ``path`` only when it is complete and on the disk."""
     with open_atomically(path) as file:
         file.write(text.encode())
 
 
 def write_table(table: pd.DataFrame, path: Path, *, index: bool = False) -> None:
-    """Write a table to a CSV file, with its index only if ``index`` is true."""
+    """Write a table to a CSV file; the index of the table is written as well if ``index`` is true."""
     write_text(table.to_csv(index=index), path)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure to a PNG file with 120 dots per inch, and close the figure."""
+    """Write a matplotlib figure to a PNG file with 120 dots per inch, and close the figure."""
     import matplotlib.pyplot as plt
 
     with write_atomically(path) as partial:

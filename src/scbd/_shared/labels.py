@@ -1,4 +1,7 @@
-"""Labels in columns of ``obs``: read, crossed, checked for missing values, and encoded as integers."""
+"""Read labels of cells from columns of ``obs``, check them, combine several columns, and encode labels as integers.
+
+Several columns are combined ("crossed") into one label per combination of their values, such as plate and well.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +17,25 @@ from scbd._shared.checks import join_first, missing_key_message, suggest_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# separator between the names of crossed columns, and between their values in a crossed label
+# separator in the name and in the values of a label that combines (crosses) several columns, as in "plate1 × A01"
 CROSS_SEPARATOR = " × "
-# a value that itself contains × or a backslash has it escaped with a backslash
+# A × or a backslash within a single value is preceded by a backslash in a crossed label. This pattern matches the
+# backslash and the character behind it.
 _ESCAPED_CHARACTER = re.compile(r"\\(.)", re.DOTALL)
-# texts that stand for a missing value in tables, in lower case
+# texts that stand for a missing value in a table, such as "n/a", in lower case
 MISSING_WORDS = ("", "na", "n/a", "#n/a", "nan", "none", "null", "<na>", "nil")
-# usual names of controls, as bare_name returns them
+# usual names of control perturbations, in the form returned by normalise_name: lower case, letters and digits only
 _USUAL_CONTROL_NAMES = (
     "dmso ntc nt nontargeting nontargetingcontrol nontarget control controls ctrl ctl negcon negativecontrol negctrl "
     "untreated mock vehicle scrambled scramble"
 ).split()
-# types of labels that a saved model can hold; labels of other types (date, interval, Decimal) are converted to text
+# Python types of labels that can be stored with a saved model; labels of other types, such as dates, intervals and
+# Decimal, are converted to text
 _STORABLE_LABEL_TYPES = (str, bytes, bool, int, float)
 
 
 def check_anndata(adata: Any) -> None:
-    """Raise ``TypeError`` if the cells are not given as an AnnData."""
+    """Raise ``TypeError`` if ``adata``, the cells given by the user, is not an AnnData."""
     from anndata import AnnData
 
     if not isinstance(adata, AnnData):
@@ -43,12 +48,12 @@ def check_anndata(adata: Any) -> None:
 
 
 def as_columns(columns: Any) -> tuple[str, ...]:
-    """Return one column name, or a sequence of column names, as a tuple.
+    """Return a tuple of column names, from either a single column name or a sequence of column names.
 
     Raises
     ------
     TypeError
-        If ``columns`` is neither a name nor a sequence.
+        If ``columns`` is neither a name nor a sequence of names.
     ValueError
         If the sequence is empty.
     """
@@ -63,14 +68,14 @@ def as_columns(columns: Any) -> tuple[str, ...]:
 
 
 def label_values(obs: pd.DataFrame, columns: str | Sequence[str], *, allow_missing: bool = False) -> pd.Series:
-    r"""Return one categorical label per cell, from one column of ``obs`` or from the cross of several.
+    r"""Return one categorical label per cell, from one column of ``obs`` or from a combination of several columns.
 
-    - One column: the labels are its values. Text, numbers and truth values keep their type; other values, such as
-      dates, are converted to text.
-    - Several columns: a label is the text of the values, joined with ``×``. A ``×`` inside a value is written as
-      ``\×``, so that different combinations never get the same label.
+    - With one column, the labels are the values of the column. Text, numbers and truth values keep their type; other
+      values, such as dates, are converted to text.
+    - With several columns, the label of a cell consists of the texts of its values, joined with ``×``. A ``×`` inside a
+      value is written as ``\×``, so that different combinations of values never get the same label.
 
-    A whole number is the same label whether it is stored as 1 or as 1.0. Unused categories are dropped.
+    A whole number is the same label whether it is stored as 1 or as 1.0. Categories without cells are dropped.
 
     Parameters
     ----------
@@ -79,19 +84,19 @@ def label_values(obs: pd.DataFrame, columns: str | Sequence[str], *, allow_missi
     columns
         Name of one column, or several names.
     allow_missing
-        If true, a cell with a missing value gets no label. Otherwise a missing value is an error.
+        If true, a cell with a missing value gets a missing label. If false, a missing value is an error.
 
     Returns
     -------
-    Categorical series ``(N,)`` with the index of ``obs``.
+    Categorical series ``(N,)`` of labels, with the index of ``obs``.
 
     Raises
     ------
     KeyError
         If a column is missing.
     ValueError
-        If ``obs`` has two columns of this name; or if a cell has no value, unless ``allow_missing`` is true. The
-        message lists the rows.
+        If ``obs`` has two columns of a given name; or if a cell has no value and ``allow_missing`` is false. In this
+        case, the message lists the first rows without a value.
     """
     labels = [_label_column(obs, column, allow_missing) for column in as_columns(columns)]
     crossed = labels[0] if len(labels) == 1 else _cross_labels(labels)
@@ -99,7 +104,7 @@ def label_values(obs: pd.DataFrame, columns: str | Sequence[str], *, allow_missi
 
 
 def label_text(value: Any) -> str:
-    """Return a label as text; a whole number gives the same text whether it is stored as 1 or as 1.0."""
+    """Return a label as text; a whole number gives the same text, such as "1", if it is stored as 1 or as 1.0."""
     value = _to_plain_type(value)
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
@@ -107,24 +112,25 @@ def label_text(value: Any) -> str:
 def check_control_labels(
     control: Any, labels: Iterable[str], y_key: str | Sequence[str], e_labels: Iterable[str] = ()
 ) -> list[str]:
-    """Return the labels of the controls as text (see :func:`label_text`), and check that they occur in the table.
+    """Return the labels of the controls as text (see :func:`label_text`), and check that cells with them exist.
 
     Parameters
     ----------
     control
-        Label of the controls as stored in the column (text, a number or a truth value), or a list of labels.
+        Perturbation label of the controls as stored in the column (text, a number or a truth value), or a list of such
+        labels.
     labels
-        Text of the labels in the table: one per row, or only the unique ones.
+        Perturbation labels of the table of cells, as text: one per row, or only the unique ones.
     y_key
         Column or columns of the perturbation, for error messages.
     e_labels
-        Text of the environments. If a missing control is found here, the error message suggests that ``y_key`` and
-        ``e_key`` were exchanged.
+        Environment labels, as text. If a control occurs here and not among the perturbations, the error message asks
+        whether ``y_key`` and ``e_key`` were exchanged.
 
     Raises
     ------
     ValueError
-        If a given label is missing (`None`, NaN), or if it occurs in no row.
+        If a label in ``control`` is `None` or NaN, or if no row has it as perturbation.
     """
     values = as_list(control)
     if any(pd.isna(value) for value in values):
@@ -145,36 +151,36 @@ def check_control_labels(
 
 
 def control_label_texts(control: Any) -> list[str]:
-    """Return the text of one or several control labels, without checking that they occur in the table."""
+    """Return one or several control labels as a list of texts, without checking that cells with these labels exist."""
     return list(dict.fromkeys(map(label_text, as_list(control))))
 
 
 def find_likely_controls(labels: Iterable[Any]) -> list[str]:
-    """Return the labels that have a usual name of controls, such as DMSO, as text."""
+    """Return, as text, the perturbation labels that are usual names of controls, such as DMSO or non-targeting."""
     return [str(label) for label in labels if normalise_name(label) in _USUAL_CONTROL_NAMES]
 
 
 def normalise_name(name: Any) -> str:
-    """Return only the letters and digits of a name, in lower case and without CellProfiler's prefix "Metadata"."""
+    """Reduce a name to its letters and digits in lower case, without CellProfiler's prefix "Metadata"."""
     return re.sub(r"[^a-z0-9]", "", str(name).lower()).removeprefix("metadata")
 
 
 def encode_labels(labels: pd.Series, known: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
-    """Return the integer code of each label, and the labels that are not in the list of known labels.
+    """Encode labels as integers according to a list of known labels, and return the labels that are not in the list.
 
-    A known label has its position in ``known`` as code. Other labels get the next numbers, and a missing label is -1.
-    Labels with the same text are equal, such as 1 and "1".
+    The code of a label in ``known`` is its position in this list. Labels that are not in ``known`` get the next larger
+    numbers, and a missing label gets -1. Labels with the same text, such as 1 and "1", are equal.
 
     Parameters
     ----------
     labels
-        Categorical labels ``(N,)``.
+        Categorical labels of the cells ``(N,)``.
     known
-        Known labels, such as those that a model was trained on.
+        List of known labels, such as the perturbations that a model was trained on.
 
     Returns
     -------
-    Codes, int64 ``(N,)``, and the list of labels that are not in ``known``.
+    Codes of the cells, int64 ``(N,)``, and the list of labels that are not in ``known``.
     """
     found = labels.cat.categories.tolist()
     places = {label_text(label): place for place, label in enumerate(known)}
@@ -185,29 +191,30 @@ def encode_labels(labels: pd.Series, known: Sequence[Any]) -> tuple[np.ndarray, 
 
 
 def encode_crossed_columns(crossed: Sequence[str]) -> np.ndarray:
-    """Split crossed labels into their C columns, and return integer codes for each column, int64 ``(L, C)``.
+    """Split labels that combine C columns into their values, and return an integer code for each value.
 
-    Crossed labels are made by :func:`label_values` from several columns. Values are numbered in the order in which they
-    first occur, so that appending labels does not change the codes of earlier labels.
+    Such labels are made by :func:`label_values` from several columns. For L labels, the codes are int64 ``(L, C)``. The
+    values of a column are numbered in the order in which they first occur, so that appending labels does not change the
+    codes of earlier labels.
     """
     parts = np.array([split_crossed_label(label) for label in crossed], dtype=object)
     return np.stack([pd.factorize(part)[0] for part in parts.T], axis=1)
 
 
 def split_crossed_label(crossed: str) -> list[str]:
-    """Split a label that :func:`label_values` crossed from several columns into the text of each column's value."""
+    """Split a label that :func:`label_values` made from several columns into the texts of the columns' values."""
     return [_ESCAPED_CHARACTER.sub(r"\1", part) for part in crossed.split(CROSS_SEPARATOR)]
 
 
 def get_obs_column(obs: pd.DataFrame, column: str) -> pd.Series:
-    """Return a column of the table of cells.
+    """Return one column of ``obs``, the table of cells, or raise an error with advice.
 
     Raises
     ------
     KeyError
         If the column is missing.
     ValueError
-        If the table has two columns of this name.
+        If ``obs`` has two columns of this name.
     """
     if column not in obs:
         raise KeyError(missing_key_message("obs", column, obs.columns))
@@ -219,13 +226,14 @@ def get_obs_column(obs: pd.DataFrame, column: str) -> pd.Series:
 
 
 def as_list(names: Any) -> list[Any]:
-    """Return a list: all items of a sequence, or one single value (a text counts as a single value)."""
+    """Return the items of a sequence as a list, and a single value as a list of one item; a text is a single value."""
     return list(names) if isinstance(names, Iterable) and not isinstance(names, str | bytes) else [names]
 
 
 def _label_column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categorical:
     values = get_obs_column(obs, column)
-    missing = np.flatnonzero(values.isna().to_numpy())  # on a Series, pandas would build a lookup table of the index
+    # Row numbers are searched in an array, because pandas would first build a lookup table of the index for a Series.
+    missing = np.flatnonzero(values.isna().to_numpy())
     if missing.size and not allow_missing:
         msg = (
             f"obs[{column!r}] has no value for {missing.size} of {len(obs)} cells (rows {join_first(missing)}): give "
@@ -235,7 +243,8 @@ def _label_column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Cat
         raise ValueError(msg)
     labels = values.astype("category").array.remove_unused_categories()
     names = [_to_plain_type(category) for category in labels.categories.tolist()]
-    # values with the same text become one label: a date and its text, or 1 and "1" from two concatenated tables
+    # Values with the same text become one label, such as a date and its text, or 1 and "1" in a column that was
+    # concatenated from two tables.
     merged = list({label_text(name): name for name in reversed(names)}.values())[::-1]
     if names == labels.categories.tolist() and len(merged) == len(names):
         return labels
@@ -245,9 +254,10 @@ def _label_column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Cat
 
 
 def _cross_labels(labels: Sequence[pd.Categorical]) -> pd.Categorical:
-    """Cross several categoricals into one, whose labels are the joined texts of their labels.
+    """Combine several categorical columns into one; a combined label consists of the joined texts of its values.
 
-    Two categoricals are combined at a time, by their codes. Texts are thus joined once per label, not once per cell.
+    Two columns are combined at a time, by the integer codes of their values. The texts are thus joined once per
+    combination of values, not once per cell.
     """
     first, *others = labels
     codes, names = first.codes.astype(np.int64), _escaped_texts(first)
@@ -256,7 +266,8 @@ def _cross_labels(labels: Sequence[pd.Categorical]) -> pd.Categorical:
         both = np.where((codes < 0) | (other.codes < 0), -1, codes * n + other.codes)
         there = both >= 0
         codes[~there] = -1
-        codes[there], found = pd.factorize(both[there])  # hashing is faster than np.unique, which sorts all cells
+        # pd.factorize uses a hash table, and is faster than np.unique, which sorts the codes of all cells
+        codes[there], found = pd.factorize(both[there])
         pairs = zip(names[found // n], _escaped_texts(other)[found % n], strict=True)
         names = np.array([CROSS_SEPARATOR.join(pair) for pair in pairs], dtype=object)
     order = np.argsort(names, kind="stable")

@@ -1,4 +1,7 @@
-"""Load names of a package on first use, so that importing the package does not import heavy modules."""
+"""Import the public names of a package on first use, so that importing the package itself is fast.
+
+Slow modules, such as torch, are then imported only if they are needed.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,20 @@ if TYPE_CHECKING:
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the functions ``__getattr__`` and ``__dir__`` of a package whose names load on first use.
+    """Return the functions ``__getattr__`` and ``__dir__`` for a package that imports its names on first use.
 
     Parameters
     ----------
     package
-        ``__name__`` of the package.
+        Name of the package (its ``__name__``).
     homes
-        For each name that loads on first use, the module that defines it. A submodule is listed under its own name. The
-        package also imports these names under ``TYPE_CHECKING``, for type checkers.
+        Mapping from each name that is imported on first use to the full name of the module that defines it. A submodule
+        is listed with its own full name. The package should also import these names under ``TYPE_CHECKING``, for type
+        checkers.
 
     Returns
     -------
-    Functions to assign to ``__getattr__`` and ``__dir__`` of the package.
+    Two functions, to be assigned to ``__getattr__`` and ``__dir__`` of the package.
     """
 
     def get(name: str) -> Any:

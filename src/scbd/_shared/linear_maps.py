@@ -1,20 +1,23 @@
-"""Linear maps of feature tables, fitted in closed form with numpy: whitening, principal components, discriminants.
+"""Linear maps of features, fitted in closed form with numpy: whitening, principal components, discriminants.
 
-Tables are read in blocks of rows. For means, covariances and applying a map, an object with a shape and slices of
-rows, such as an array in a file, can take the place of an array.
+Features are matrices ``(N, F)`` with one row per cell or profile. They are read a few thousand rows at a time. The
+functions that compute means or covariances or apply a map also accept an array in a file, or any other object that has
+a shape and returns slices of rows.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-# rows per block
+# number of rows of a matrix of features that are processed at a time, to limit memory
 ROWS_PER_BLOCK = 8_192
-# A feature counts as constant if its standard deviation, relative to its size, is below the larger of two limits:
-# _ROUNDINGS machine epsilons of its dtype (values that were rounded a few times), and _OF_SUMS (the rounding error of
-# a float64 sum of thousands of values, as in a mean).
+# A feature counts as constant if the ratio of its standard deviation to its largest absolute value is at most the
+# larger of two limits. First limit: _N_EPSILONS times the machine epsilon of the feature's dtype, for values that were
+# rounded a few times. Second limit: _MIN_RELATIVE_ERROR, the rounding error of a float64 sum of thousands of values, as
+# in a mean.
 _N_EPSILONS, _MIN_RELATIVE_ERROR = 8, 1e-12
 
 
@@ -22,12 +25,12 @@ class LinearMap(NamedTuple):
     """Affine map of features ``(N, F)`` to ``features @ matrix + offset``, ``(N, K)``."""
 
     matrix: np.ndarray
-    """Weights ``(F, K)``, float64."""
+    """Weight of each feature in each output, ``(F, K)`` float64."""
     offset: np.ndarray
-    """Constants ``(K,)``, float64."""
+    """Constant added to each output, ``(K,)`` float64."""
 
     def __call__(self, features: np.ndarray) -> np.ndarray:
-        """Map features in blocks of rows; return float32 ``(N, K)``."""
+        """Apply the map to features ``(N, F)``, some rows at a time, and return float32 ``(N, K)``."""
         mapped = np.empty((len(features), len(self.offset)), dtype=np.float32)
         for start in range(0, len(features), ROWS_PER_BLOCK):
             part = slice(start, start + ROWS_PER_BLOCK)
@@ -35,23 +38,26 @@ class LinearMap(NamedTuple):
         return mapped
 
     def then(self, after: LinearMap) -> LinearMap:
-        """Return the composition of this map and a following one."""
+        """Return the single map that is equivalent to this map followed by the map ``after``."""
         return LinearMap(self.matrix @ after.matrix, self.offset @ after.matrix + after.offset)
 
 
 def relative_rounding_error(dtype: np.dtype) -> float:
-    """Return the relative size below which variation is rounding: 1e-6 for float32, 1e-12 for float64."""
+    """Return the standard deviation, relative to the values, below which differences are rounding errors of a dtype.
+
+    It is about 1e-6 for float32, and 1e-12 for float64 and whole numbers.
+    """
     return (
         max(_MIN_RELATIVE_ERROR, _N_EPSILONS * float(np.finfo(dtype).eps)) if dtype.kind == "f" else _MIN_RELATIVE_ERROR
     )
 
 
 def column_means(features: np.ndarray) -> np.ndarray:
-    """Return the mean of each feature ``(F,)``, float64.
+    """Return the mean of each feature over the rows, ``(F,)`` float64.
 
-    Rows are summed as differences from the first row, so that features with a large mean lose no precision. A constant
-    feature has exactly its own value as mean. For n rows, the error of the sum is less than n rounding errors of the
-    size of these differences. A sum of the values themselves would have n rounding errors of the size of the values.
+    The differences between each row and the first row are summed, not the values themselves. The mean of a constant
+    feature is therefore exactly its value, and features with a large mean lose no precision: the rounding error of each
+    addition is relative to the differences, which are smaller than the values.
     """
     first, total = np.asarray(features[:1], dtype=np.float64)[0], np.zeros(features.shape[1])
     for start in range(0, len(features), ROWS_PER_BLOCK):
@@ -60,9 +66,9 @@ def column_means(features: np.ndarray) -> np.ndarray:
 
 
 def mean_and_inverse_deviation(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean of each feature and the factor that scales it to a standard deviation of 1, ``(F,)`` each.
+    """Return the mean ``(F,)`` of each feature, and the factor ``(F,)`` that scales it to a standard deviation of 1.
 
-    The factor is 0 for features that are constant or vary only by rounding.
+    The factor is 0 for a feature that is constant, or whose values differ only by rounding errors.
     """
     mean = column_means(features)
     squares = np.zeros(features.shape[1])
@@ -73,27 +79,30 @@ def mean_and_inverse_deviation(features: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def inverse_deviations(sd: np.ndarray, features: np.ndarray) -> np.ndarray:
-    """Return ``1 / sd`` of each feature ``(F,)``, or 0 where the feature varies only by rounding.
+    """Return the inverse ``(F,)`` of the standard deviation ``sd`` of each feature.
 
-    ``features`` must have their original dtype, because the dtype determines the size of the rounding error.
+    The result is 0 for a feature whose values differ only by rounding errors. The size of these errors depends on the
+    dtype, so that ``features`` must have the dtype in which their values were stored.
     """
     largest = np.maximum(features.max(0), -features.min(0))
     return np.divide(1, sd, out=np.zeros_like(sd), where=sd > relative_rounding_error(features.dtype) * largest)
 
 
 def covariance(features: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
-    """Return the covariance of rows, ``(F, F)`` float64.
+    """Return the covariance matrix of the features, ``(F, F)`` float64.
 
-    Memory use does not grow with the number of rows. ``mean`` ``(F,)`` can be given if it was computed before.
+    Memory use does not grow with the number of rows. ``mean``, the means ``(F,)`` of the features, is computed if it is
+    not given.
     """
     return _scatter_matrix(features, column_means(features) if mean is None else mean) / max(1, len(features) - 1)
 
 
 def principal_components_map(mean: np.ndarray, factor: np.ndarray, spread: np.ndarray, n_components: int) -> LinearMap:
-    """Return the map to the leading principal components of features that are scaled by ``factor``.
+    """Return the map from features to their leading principal components, computed from mean and covariance.
 
-    ``mean`` ``(F,)`` and ``spread`` (the covariance, ``(F, F)``) describe the features before scaling. The largest
-    weight of each component, in absolute value, is positive, as in scikit-learn.
+    Each feature is first multiplied by its ``factor`` ``(F,)``, such as the inverse of its standard deviation. ``mean``
+    ``(F,)`` and ``spread``, the covariance ``(F, F)``, are those of the features before this scaling. The sign of each
+    component is chosen so that its weight with the largest absolute value is positive, as in scikit-learn.
     """
     axes = np.linalg.eigh(spread * np.outer(factor, factor))[1][:, ::-1][:, :n_components]
     signs = np.sign(np.take_along_axis(axes, np.abs(axes).argmax(0)[None], axis=0))
@@ -102,10 +111,10 @@ def principal_components_map(mean: np.ndarray, factor: np.ndarray, spread: np.nd
 
 
 def effective_rank(features: np.ndarray) -> float:
-    """Return the effective number of directions in which rows vary.
+    """Return the effective rank of the covariance of features: the effective number of directions of variance.
 
-    It is the exponential of the entropy of the covariance's normalised spectrum. It is 0 if all rows are equal up to
-    rounding, and NaN if any value is not finite.
+    The effective rank is the exponential of the entropy of the eigenvalues of the covariance, divided by their sum. It
+    is 0 if all rows are equal up to rounding errors, and NaN if any value is not finite.
     """
     if not np.isfinite([features.min(), features.max()]).all():
         return float("nan")
@@ -119,13 +128,14 @@ def effective_rank(features: np.ndarray) -> float:
 
 
 def span_of_rows(features: np.ndarray, n_components: int) -> np.ndarray | None:
-    """Return orthonormal axes ``(F, D)`` that span all differences between rows, if there are few rows.
+    """Return orthonormal axes ``(F, D)`` that span all differences between the N rows, if N is much smaller than F.
 
-    With far fewer rows than features, no map can learn from directions outside these axes, and working in them avoids
-    decompositions of ``(F, F)`` covariances, whose cost grows with the cube of F.
+    With far fewer rows than features, rows do not vary in directions outside these axes. Computing a map in the
+    coordinates along these axes loses nothing, and avoids decompositions of covariances ``(F, F)``, whose cost grows
+    with the cube of F.
 
-    D is the number of rows, or ``n_components`` if that is larger. If ``n_components`` is larger, directions in which
-    rows do not differ are added; they are drawn with a fixed seed. Returns `None` if D is half of F or more.
+    D is the larger of N and ``n_components``. If ``n_components`` is larger than N, random directions, drawn with a
+    fixed seed, are added, in which rows do not differ. The function returns `None` if D is half of F or more.
     """
     n_rows, n_features = features.shape
     if 2 * max(n_rows, n_components) >= n_features:
@@ -137,27 +147,28 @@ def span_of_rows(features: np.ndarray, n_components: int) -> np.ndarray | None:
 
 
 def within_covariance(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the pooled covariance of rows around the mean of their label, ``(F, F)`` float64.
+    """Return the pooled within-label covariance of features, ``(F, F)`` float64.
 
-    ``labels`` are values ``(N,)`` of any type.
+    The mean of each label's rows is subtracted from these rows before the covariance is computed. ``labels`` ``(N,)``
+    holds one label of any type per row.
     """
     codes, means, counts = label_means(features, labels)
     return _scatter_matrix(features, means, codes) / max(1, len(features) - len(counts))
 
 
 def label_means(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute the mean of the rows of each label.
+    """Compute the mean of the features over the rows of each of L labels.
 
     Returns
     -------
-    Three arrays: the code of each row's label ``(N,)``; the mean of each label's rows ``(L, F)``, float64; and the
-    number of rows of each label ``(L,)``.
+    Three arrays: the integer code (0 to L - 1) of the label of each row, ``(N,)``; the mean features of each label,
+    float64 ``(L, F)``; and the number of rows of each label, ``(L,)``.
     """
     _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = np.argsort(codes, kind="stable")
     starts = np.concatenate([[0], counts.cumsum()])
     means = np.empty((len(counts), features.shape[1]))
-    for label, (start, stop) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+    for label, (start, stop) in enumerate(pairwise(starts)):
         means[label] = column_means(features[order[start:stop]])
     return codes, means, counts
 
@@ -165,7 +176,8 @@ def label_means(features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, n
 def whitening_matrix(spread: np.ndarray, regularization: float) -> np.ndarray:
     r"""Return the whitening matrix :math:`V (\Lambda + \lambda I)^{-1/2}` of a covariance :math:`V \Lambda V^T`.
 
-    Columns are sorted by variance, largest first. ``regularization`` is :math:`\lambda`.
+    ``spread`` is the covariance, and ``regularization`` is :math:`\lambda`. The columns of the whitening matrix are
+    sorted by the variance of their directions, largest first.
 
     Raises
     ------
@@ -191,27 +203,31 @@ def discriminant_axes(
     rows: float | None = None,
     n_features: int | None = None,
 ) -> np.ndarray:
-    """Return the axes along which labels differ most, in a space that is white within labels.
+    """Compute linear discriminant axes: the directions in which the means of labels differ most.
+
+    The D features must be white within labels, that is, their within-label covariance is the identity. The axes are
+    then the eigenvectors of the covariance of the label means.
 
     Parameters
     ----------
     between
         Covariance of the label means ``(D, D)``.
     shrinkage
-        Weight, from 0 to 1, with which ``between`` is shrunk towards a multiple of the identity.
+        Weight, from 0 to 1, with which ``between`` is shrunk towards a multiple of the identity matrix.
     n_components
-        Number of axes; all by default.
+        Number of axes, K. Default: D.
     rows
-        If given, scale each axis by :math:`b / (b + 1 / n)`, with :math:`b` its variance between labels and :math:`n`
-        this number of rows (probabilistic discriminants). The factor is the proportion of the variance along the axis,
-        for means of n rows, that is due to the label. By default, all axes have length 1.
+        Number of rows :math:`n` that will be averaged into one mean. If given, each axis is scaled by
+        :math:`b / (b + 1 / n)`, where :math:`b` is the variance of the label means along the axis (probabilistic
+        discriminants). This factor is the proportion of the variance of means of n rows that is due to the label. By
+        default, all axes have length 1.
     n_features
-        Number of directions over which the trace of ``between`` is averaged for the shrinkage. By default D. Give a
-        larger number if directions without variance were dropped before.
+        Number of directions over which the trace of ``between`` is averaged for the shrinkage. Default: D. Give a
+        larger number if directions without variance between labels were dropped before.
 
     Returns
     -------
-    Axes in columns ``(D, K)``, in order of decreasing variance between labels.
+    Matrix ``(D, K)`` with one axis per column, in the order of decreasing variance between labels.
     """
     size = len(between)
     shrunk = (1 - shrinkage) * between + shrinkage * np.trace(between) / (n_features or size) * np.eye(size)
@@ -221,20 +237,20 @@ def discriminant_axes(
 
 
 def random_rotation(size: int) -> np.ndarray:
-    """Return a rotation ``(size, size)`` that is random but always the same.
+    """Return a random orthogonal matrix ``(size, size)``; its fixed seed makes it the same in every call.
 
-    Rotated axes have no meaning of their own, so that scaling each of them does not undo a weighting of the original
-    axes.
+    An embedding whose axes are weighted is multiplied by it. Scaling each axis of the rotated embedding to unit
+    variance, as many analyses do, then does not undo the weights.
     """
     rotation: np.ndarray = np.linalg.qr(np.random.default_rng(0).normal(size=(size, size)))[0]
     return rotation
 
 
 def _scatter_matrix(features: np.ndarray, means: np.ndarray, codes: np.ndarray | None = None) -> np.ndarray:
-    """Return the sum of the outer products of centred rows, ``(F, F)``.
+    """Return the scatter matrix ``(F, F)`` of features: the sum of the outer products of the centred rows.
 
-    Rows are centred on ``means`` ``(F,)``. If ``codes`` ``(N,)`` are given, ``means`` is ``(L, F)``, and each row is
-    centred on the mean of its code.
+    Without ``codes``, ``means`` ``(F,)`` is subtracted from all rows. With ``codes`` ``(N,)``, the label of each row as
+    an integer, ``means`` is ``(L, F)``, and the mean of its label is subtracted from each row.
     """
     total = np.zeros((features.shape[1], features.shape[1]))
     for start in range(0, len(features), ROWS_PER_BLOCK):

@@ -1,4 +1,4 @@
-"""Numeric columns of a table, and numeric arrays, checked for type and finite values."""
+"""Read numbers from columns of tables, DataFrames and matrices, and check their type and that they are finite."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 def is_numeric_column(values: pd.Series) -> bool:
-    """Return whether a column has a numeric dtype; truth values, and text that looks like numbers, do not count."""
+    """Return whether a column has a numeric dtype; columns of truth values, and numbers stored as text, do not."""
     return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
 
 
 def read_numeric_column(obs: pd.DataFrame, column: str) -> np.ndarray:
-    """Return a column of numbers, float64 ``(N,)``.
+    """Return the numbers in a column of ``obs``, the table of cells, as float64 ``(N,)``.
 
     Raises
     ------
     KeyError
         If the column is missing.
     TypeError
-        If the column is not numeric.
+        If the column does not have a numeric dtype.
     ValueError
-        If the table has two columns of this name, or if a value is missing, NaN or infinite. The message lists the
-        rows.
+        If ``obs`` has two columns of this name, or if a value is missing, NaN or infinite. The message lists the first
+        rows with such values.
     """
     values = get_obs_column(obs, column)
     if not is_numeric_column(values):
@@ -51,17 +51,17 @@ def read_numeric_column(obs: pd.DataFrame, column: str) -> np.ndarray:
 
 
 def is_sparse(values: Any) -> bool:
-    """Return whether a matrix is sparse, in memory or in a file."""
+    """Return whether a matrix, in memory or in a file, is stored as a sparse matrix."""
     return not isinstance(values, np.ndarray) and (
         hasattr(values, "toarray") or "sparse" in type(values).__module__.lower()
     )
 
 
 def check_dense(values: Any, where: str) -> Any:
-    """Check that a matrix is dense, and return it such that it can be read row by row.
+    """Check that a matrix is dense, and return it in a form whose rows can be read by slicing.
 
-    A DataFrame is converted to an array. Any other dense matrix, such as an array or a memory-map, is returned
-    unmodified.
+    A DataFrame is converted to an array. Any other dense matrix, such as an array in memory or a memory-map, is
+    returned unmodified.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def check_dense(values: Any, where: str) -> Any:
 def frame_to_array(frame: pd.DataFrame, where: str) -> np.ndarray:
     """Convert a DataFrame of numbers and truth values to an array ``(N, F)``, with NaN for missing values.
 
-    The array has the common dtype of the columns, or float64 if the columns have none.
+    The array has the common dtype of the columns, or float64 if the columns have no common numeric dtype.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def frame_to_array(frame: pd.DataFrame, where: str) -> np.ndarray:
             continue
         column = frame.iloc[:, place]
         numbers, text = parse_numbers(column)
-        # numbers that are stored as text are refused: they may be names, such as numbers of clusters
+        # Numbers that are stored as text raise an error, because they may be names, such as the numbers of clusters.
         text = text | (str(dtype) != "object") | column.map(lambda value: isinstance(value, str)).to_numpy(bool)
         if text.any():
             first = int(np.argmax(text))
@@ -128,18 +128,19 @@ def frame_to_array(frame: pd.DataFrame, where: str) -> np.ndarray:
 
 
 def parse_numbers(values: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-    """Convert a column of any dtype to numbers, and mark the values that are not numbers.
+    """Convert a column of any dtype to numbers, and find the values that cannot be converted.
 
     Returns
     -------
-    Numbers, float64 ``(N,)``: NaN for missing values and for values that are not numbers. And a boolean mask ``(N,)``
-    of the values that are not numbers. Missing values, and texts that stand for one (:data:`MISSING_WORDS`), are not
-    marked.
+    Two arrays: the numbers, float64 ``(N,)``, with NaN for missing values and for values that are not numbers; and a
+    boolean mask ``(N,)`` of the values that are not numbers. The mask is false for missing values, and for texts that
+    stand for a missing value, such as "n/a" (:data:`MISSING_WORDS`).
     """
     if is_number_dtype(values.dtype):
         return values.to_numpy(np.float64, copy=True, na_value=np.nan), np.zeros(len(values), dtype=bool)
     plain = values.astype(object)
-    if values.dtype.kind in "cmM":  # complex numbers, durations and dates
+    # dtypes of complex numbers ("c"), durations ("m") and dates ("M"), none of which are converted to numbers
+    if values.dtype.kind in "cmM":
         return np.full(len(values), np.nan), plain.notna().to_numpy()
     numbers = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64, copy=True, na_value=np.nan)
     left = np.isnan(numbers) & plain.notna().to_numpy()
@@ -149,7 +150,8 @@ def parse_numbers(values: pd.Series) -> tuple[np.ndarray, np.ndarray]:
 
 
 def is_number_dtype(dtype: Any) -> bool:
-    """Return whether a dtype holds real numbers or truth values; a categorical dtype does not."""
-    if pd.api.types.is_bool_dtype(dtype):  # tested first: is_numeric_dtype refuses PyArrow's booleans
+    """Return whether a dtype is one of real numbers or truth values; a categorical dtype of such values is not."""
+    # truth values are tested before numbers, because is_numeric_dtype returns False for PyArrow's booleans
+    if pd.api.types.is_bool_dtype(dtype):
         return not isinstance(dtype, pd.CategoricalDtype)
     return pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_complex_dtype(dtype)

@@ -1,4 +1,4 @@
-"""Progress bars, and messages that do not break them."""
+"""Progress bars that count cells, and messages on the terminal that leave a progress bar intact."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tqdm import tqdm
 if TYPE_CHECKING:
     pass
 
-# number of cells above which a progress bar is shown: about two seconds at 10,000 cells per second
+# number of cells above which a progress bar is shown; at 10,000 cells per second, they take about two seconds
 _MIN_CELLS_FOR_BAR = 20_000
 
 
@@ -24,9 +24,10 @@ def progress_bar(description: str, n: int, *, shown: bool | None = None) -> tqdm
     n
         Number of cells.
     shown
-        Whether the bar is shown. Default: with more than 20,000 cells.
+        Whether the bar is shown. By default, it is shown if ``n`` is larger than 20,000.
     """
-    # seconds between updates: in a log file, each update is a new line
+    # Seconds between updates of the bar. They are few in a terminal or notebook, but many if the output goes to a log
+    # file, where each update adds a line.
     interval = 0.5 if sys.stderr.isatty() or "ipykernel" in sys.modules else 10
     return tqdm(
         total=n,

@@ -1,4 +1,4 @@
-"""Number of threads that torch uses, without importing torch."""
+"""Control the number of CPU threads that torch uses, without importing torch if it is not loaded yet."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def keep_torch_threads() -> Iterator[None]:
-    """Restore torch's number of threads at the end of the block, if torch is loaded.
+    """Restore torch's number of CPU threads at the end of the ``with`` block, if torch is loaded.
 
-    numba sets the number of OpenMP threads, and thereby that of torch, to the number of all processors. A process that
-    was limited to one thread because it shares the machine with others would be several times slower afterwards.
+    Use it around code that calls numba. numba sets the number of OpenMP threads, and thereby that of torch, to the
+    number of all processors. A process that was limited to one thread, because it shares the machine with other
+    processes, would then be several times slower.
     """
     torch = sys.modules.get("torch")
     n = torch.get_num_threads() if torch else 0
@@ -27,7 +28,7 @@ def keep_torch_threads() -> Iterator[None]:
 
 
 def limit_torch_to_one_thread() -> None:
-    """Limit torch, if it is loaded, to one thread for operations that the calling thread starts."""
+    """Limit torch to one CPU thread in operations started by the calling thread; do nothing if torch is not loaded."""
     torch = sys.modules.get("torch")
     if torch:
         torch.set_num_threads(1)

@@ -1,1 +1,1 @@
-"""Whole analyses in one call, as the command line offers them: run, compare, select alpha, cross-fit, inspect, demo."""
+"""Whole analyses in one call each, such as ``scbd.run`` and ``scbd.compare``; most are commands of the command line."""

@@ -1,4 +1,7 @@
-"""Embeddings that `scbd run` compares with z_c: the inputs, and inputs and z_c after simple batch corrections."""
+"""Embeddings that ``scbd.run`` compares with z_c: the inputs, and the inputs and z_c after simple batch corrections.
+
+The inputs are features of cells, or principal components of their images.
+"""
 
 from __future__ import annotations
 
@@ -22,80 +25,89 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# minimum number of training controls from which their covariance is estimated
+# minimum number of control cells among the training cells for sphering, which needs the covariance of these controls
 MIN_CONTROLS_TO_SPHERE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellLabels:
-    """Labels of all N cells of a run. Each label is an array ``(N,)`` of text, unless stated otherwise."""
+    """Labels of all N cells that ``scbd.run`` analyses.
+
+    Labels of cells are arrays ``(N,)`` of text. If there can be several labels of one kind, such as plate and well as
+    environments, they are a mapping from the name of the column in ``obs`` to such an array.
+    """
 
     y_name: str
-    """Name of the perturbation's column, or of several crossed columns."""
+    """Name of the ``obs`` column of the perturbation; several columns are combined into one."""
     y: np.ndarray
-    """Perturbation of each cell."""
+    """Perturbation of each cell, text ``(N,)``."""
     environments: Mapping[str, np.ndarray]
-    """Environment of each cell, for each column of environments (or each cross of several columns)."""
+    """Environment of each cell, text ``(N,)``, for each column of environments."""
     is_train: np.ndarray
-    """Boolean mask of the cells on which encoders and corrections are trained; all others are held out."""
+    """Boolean mask ``(N,)`` of the cells to which encoders and corrections are fitted; the other cells are held out."""
     is_control: np.ndarray
-    """Boolean mask of the controls; all False if the user named no controls."""
+    """Boolean mask ``(N,)`` of the control cells; all false if the user named no controls."""
     position: np.ndarray | None = None
-    """Position of each cell on the plate."""
+    """Position of each cell on the plate, such as the well, text ``(N,)``; `None` if no positions were given."""
     mechanisms: Mapping[str, np.ndarray] | None = None
-    """Label that several perturbations share, such as the mechanism of action, for each column; "" if missing."""
+    """Mechanism of action (or another label that several perturbations share) of each cell, text ``(N,)``, by column.
+
+    It is "" for cells without such a label; `None` if no column was given.
+    """
     guides: Mapping[str, np.ndarray] | None = None
-    """Reagent (such as the guide RNA) of each cell, for each column of reagents; "" if missing."""
+    """Guide RNA (or another reagent) of each cell, text ``(N,)``, by column; "" for cells without one."""
     places: Mapping[str, np.ndarray] | None = None
-    """Plate, well or batch of each cell, for each such column that is not an environment of this run."""
+    """Plate, well or batch of each cell, text ``(N,)``, for columns with such names that are not environments."""
 
     @property
     def control_names(self) -> list[str]:
-        """Perturbation labels of the controls."""
+        """Perturbation labels that occur among the control cells, sorted."""
         return sorted(set(self.y[self.is_control]))
 
     @property
     def is_unseen(self) -> np.ndarray:
-        """Boolean mask ``(N,)`` of the cells whose perturbation has no training cells."""
+        """Boolean mask ``(N,)`` of the cells with an unseen perturbation: one that has no training cells."""
         return ~pd.Series(self.y).isin(pd.unique(self.y[self.is_train])).to_numpy()
 
 
 class ReferenceCells(NamedTuple):
-    """Cells from which the mean and the standard deviation of each environment are estimated."""
+    """Reference cells for standardisation: the mean and deviation of each environment are estimated from them."""
 
     column: str
-    """Name of the environment, as in :attr:`CellLabels.environments`."""
+    """Name of the ``obs`` column of environments, a key of :attr:`CellLabels.environments`."""
     kind: str
-    """``"controls"``, or ``"cells"`` for controls and perturbed cells."""
+    """Kind of reference cells: ``"controls"`` for control cells only, ``"cells"`` for controls and perturbed cells."""
     rows: np.ndarray
-    """Boolean mask ``(N,)`` of the reference cells."""
+    """Boolean mask ``(N,)`` that is true for the reference cells."""
 
 
 def choose_reference_cells(labels: CellLabels, standardize_by: StandardizeBy = "auto") -> ReferenceCells | None:
     """Choose the reference cells from which the mean and deviation of each environment are estimated.
 
-    With ``"auto"``, the reference cells are all cells if their means can be compared between environments: most
-    environments hold the same perturbations, or dozens of different ones. Otherwise the reference cells are the
-    controls, if nine tenths of the training cells lie in environments with four or more controls. The model
-    (``standardize_by`` of :class:`scbd.SCBDModel`) applies the same thresholds, but prefers controls where environments
-    hold dozens of different perturbations.
+    With ``standardize_by="auto"``, all cells are reference cells if their means can be compared between environments,
+    that is, if most environments contain the same perturbations or dozens of perturbations each. Otherwise, the
+    reference cells are the controls, if nine tenths of the training cells lie in environments with four or more
+    controls. The setting ``standardize_by="auto"`` of :class:`scbd.SCBDModel` has the same thresholds, but it prefers
+    controls where environments contain dozens of different perturbations.
 
-    If there are several columns of environments, the column with the most environments is chosen, among those for which
-    reference cells are found.
+    If there are several columns of environments, only one is standardised: the column with the most environments, of
+    the columns for which reference cells are found.
 
-    Reference cells are normally training cells. If an environment has fewer than two of these, such as a test plate,
-    its held-out cells of the same kind are added. If it still has fewer than two, all of its cells are used.
+    Reference cells are training cells where possible. If an environment, such as a test plate, has fewer than two
+    training cells of the chosen kind (controls or all cells), its held-out cells of this kind are added. If it still
+    has fewer than two reference cells, all of its cells become reference cells.
 
     Parameters
     ----------
     labels
         Labels of all cells.
     standardize_by
-        Setting of the model. `None` has the same effect as ``"auto"``.
+        Setting ``standardize_by`` of the model: ``"controls"``, ``"cells"`` or ``"auto"``. `None` has the same effect
+        as ``"auto"``.
 
     Returns
     -------
-    The environment and its reference cells; `None` if no column of environments can be standardised.
+    The chosen column of environments and its reference cells; `None` if no column of environments can be standardised.
     """
     train, y = labels.is_train, pd.factorize(labels.y)[0]
     controls = labels.is_control[train] if labels.is_control.any() else None
@@ -114,7 +126,9 @@ def choose_reference_cells(labels: CellLabels, standardize_by: StandardizeBy = "
 
 
 def standardize_over_training_cells(features: np.ndarray, is_train: np.ndarray) -> np.ndarray:
-    """Scale each feature to mean 0 and variance 1 over the training cells; constant features become 0.
+    """Shift and scale each feature of all cells so that it has mean 0 and variance 1 over the training cells.
+
+    Features that are constant over the training cells become 0.
 
     Returns
     -------
@@ -128,15 +142,17 @@ def standardize_over_training_cells(features: np.ndarray, is_train: np.ndarray) 
 def compute_corrected_inputs(
     name: str, inputs: np.ndarray, labels: CellLabels, reference: ReferenceCells | None
 ) -> dict[str, np.ndarray]:
-    """Compute the common batch corrections of the inputs.
+    """Compute common batch corrections of the inputs, which ``scbd.run`` compares with z_c.
 
-    The corrections are, in this order:
+    The result contains, in this order:
 
     1. the unmodified inputs;
     2. the inputs standardised per environment, if there are reference cells;
-    3. 1 and 2 after sphering on the training controls, if there are at least :data:`MIN_CONTROLS_TO_SPHERE` of these;
-    4. within-class covariance normalisation (WCCN) of 2, or of 1 if there are no reference cells. With enough training
-       controls, WCCN also uses these and their positions.
+    3. the embeddings 1 and 2, each sphered on the training controls (rotated and scaled so that controls vary equally
+       in all directions), if there are at least 16 training controls;
+    4. embedding 2, or embedding 1 if there are no reference cells, after within-class covariance normalisation (WCCN,
+       which makes cells of one perturbation vary equally in all directions). With at least 16 training controls, WCCN
+       also uses the controls and their positions on the plate.
 
     Sphering and WCCN are fitted to training cells only. A correction that cannot be computed is missing from the
     result, and the log states why.
@@ -150,11 +166,13 @@ def compute_corrected_inputs(
     labels
         Labels of all cells.
     reference
-        Cells with which the inputs are standardised, see :func:`choose_reference_cells`.
+        Reference cells from which the mean and deviation of each environment are estimated, see
+        :func:`choose_reference_cells`; `None` if there are none.
 
     Returns
     -------
-    Corrected inputs ``(N, D)`` by name, the simplest first.
+    The embeddings ``(N, D)`` by name, the simplest first. A name includes the correction, such as
+    ``"features, sphered"``.
     """
     found = {name: inputs}
     add_standardised(found, name, labels, reference)
@@ -172,7 +190,10 @@ def compute_corrected_inputs(
 def add_standardised(
     found: dict[str, np.ndarray], name: str, labels: CellLabels, reference: ReferenceCells | None
 ) -> None:
-    """Standardise an embedding per environment, and add it to ``found``; do nothing without reference cells."""
+    """Standardise the embedding ``found[name]`` per environment, and add the result to ``found`` under a new name.
+
+    If there are no reference cells (``reference`` is `None`), ``found`` does not change.
+    """
     if reference is not None:
         title, e = f"{name}, standardised by {reference.column}", labels.environments[reference.column]
         _add_corrected(found, title, standardize_by_environment, found[name], e, fit=reference.rows)
@@ -181,7 +202,10 @@ def add_standardised(
 def _add_corrected(
     found: dict[str, np.ndarray], title: str, correct: Callable[..., np.ndarray], *given: Any, **how: Any
 ) -> None:
-    """Compute a correction of an embedding and add it to ``found``, or log why it cannot be computed."""
+    """Call the batch correction ``correct``, and add the corrected embedding to ``found`` under the name ``title``.
+
+    If the correction raises a ``ValueError``, ``found`` does not change, and the error message is written to the log.
+    """
     try:
         found[title] = correct(*given, **how)
     except ValueError as error:

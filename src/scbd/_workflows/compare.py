@@ -1,4 +1,7 @@
-"""Compare embeddings, without and with batch correction, by scores on cells that were not used for training."""
+"""Score and compare embeddings on cells that were not used for training, with and without batch correction.
+
+The module holds the public functions ``scbd.evaluate`` and ``scbd.compare``.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +40,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# embeddings that are evaluated by default, by name
+# embeddings that scbd.evaluate scores by default: their names in its table, and their keys in obsm
 _EMBEDDINGS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY, "pixel PCA": PIXEL_PCA_KEY}
-# minimum number of held-out cells for a score on these alone; with fewer, the score is mostly noise
+# minimum number of held-out cells needed to score an embedding on held-out cells; with fewer, the score is mostly noise
 MIN_HELD_OUT_CELLS = 50
-# kinds of probes that predict the environment
+# kinds of probes (classifiers trained on an embedding) with which scbd.compare and scbd.run predict the environment
 PROBES: tuple[ProbeKind, ...] = ("linear", "quadratic", "neighbours")
-# number of unseen perturbations below which we warn that scores of these alone are mostly noise
+# number of unseen perturbations (without training cells) below which a score of these alone is mostly noise; with
+# fewer, scbd.compare warns, and scbd.run scores all perturbations
 MIN_UNSEEN_PERTURBATIONS = 10
-# maximum number of cells of a probe of unseen perturbations, as by default in a benchmark
+# maximum number of cells for a probe that predicts unseen perturbations; the default of scbd.metrics.benchmark is equal
 _MAX_PROBE_CELLS = 100_000
-# number of bootstrap resamples of the test cells, and level of the confidence intervals
+# N_BOOTSTRAP_RESAMPLES: number of bootstrap resamples of the test cells. CONFIDENCE_LEVEL: level of confidence
+# intervals.
 N_BOOTSTRAP_RESAMPLES, CONFIDENCE_LEVEL = 200, 0.95
 
 
@@ -59,43 +64,48 @@ def evaluate(
     train_indices: str | ArrayLike | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Evaluate how well z_c, z_s and a PCA of the pixels predict each label.
+    """Evaluate how well labels can be predicted from embeddings, by linear classifiers (probes) on single cells.
+
+    By default, the embeddings are z_c, z_s and principal components of the pixels.
 
     Parameters
     ----------
     adata
-        Embedded cells.
+        Cells with embeddings and labels.
     label_keys
-        Columns of ``obs``.
+        Columns of ``obs`` with the labels to predict, such as perturbation and environment.
     embeddings
-        Names of embeddings with their key in ``obsm``, a layer, ``"X"``, or an array ``(N, D)``. By default z_c, z_s
-        and a PCA of the pixels, in ``X_scbd_c``, ``X_scbd_s`` and ``X_pixel_pca``.
+        Mapping from the name of each embedding to its key in ``obsm``, the name of a layer, ``"X"``, or an array
+        ``(N, D)``. By default z_c, z_s and a PCA of the pixels, in ``X_scbd_c``, ``X_scbd_s`` and ``X_pixel_pca``.
     train_indices
         Cells that the encoders were trained on: row numbers, a mask ``(N,)``, or a column of ``obs`` that is ``True``
         or ``"train"`` for these cells, such as ``"scbd_split"`` of ``scbd run``. Probes are trained on these cells and
-        tested on all other cells. Without ``train_indices``, or with fewer than 50 other cells, probes split all cells
-        at random.
+        tested on all other cells. Without ``train_indices``, or with fewer than 50 other cells, probes are trained and
+        tested on a random split of all cells.
     seed
-        Seed of the probes.
+        Seed of the probes and of their random splits.
 
     Returns
     -------
     Data frame with one row per embedding and label, and these columns:
 
-    - ``embedding`` and ``label``.
-    - ``tested_on``: ``"held-out cells"`` with labels that were trained on, ``"unseen labels"`` or ``"all cells"``.
-    - ``f1``, ``auroc``, ``accuracy`` and ``chance_f1``, see :func:`scbd.metrics.label_probe`.
-    - ``f1_low`` and ``f1_high``: 95 % confidence interval of the F1, for other test cells but the same trained model;
-      NaN if all cells are predicted correctly.
+    - ``embedding`` and ``label``: name of the embedding, and column of the predicted label.
+    - ``tested_on``: cells on which the probe is tested. ``"held-out cells"`` are cells that the encoders were not
+      trained on, of labels that they were trained on; ``"unseen labels"`` is explained below; ``"all cells"`` stands
+      for a random split of all cells.
+    - ``f1``, ``auroc``, ``accuracy`` and ``chance_f1``: scores of the probe, see :func:`scbd.metrics.label_probe`.
+    - ``f1_low`` and ``f1_high``: 95 % confidence interval of the F1, over samples of test cells, for the same trained
+      encoder and probe. It is NaN if all cells are predicted correctly.
 
-    If at least two values of a label were not in training, there is an additional row with ``"unseen labels"``: a probe
-    is trained on one half of their cells to distinguish these values, and tested on the other half.
+    If at least two values of a label, such as two perturbations, have no training cells, there is an additional row
+    with ``"unseen labels"``. For this row, a probe is trained to distinguish these values on one half of their cells,
+    and tested on the other half.
 
-    An F1 far below ``chance_f1`` means the same as an F1 at chance, that the label cannot be predicted. It occurs if
-    the probe assigns the same label to all cells, for example because each environment was given mean 0.
+    An F1 far below ``chance_f1`` means the same as an F1 at chance: the label cannot be predicted. It occurs if the
+    probe assigns the same label to all cells, for example because each environment was standardised to mean 0.
 
-    Probes of :func:`scbd.compare` are trained on a part of the held-out cells. These are fewer cells, so that its
-    scores are lower.
+    Do not compare these scores with scores of :func:`scbd.compare`, which are lower: its probes are trained on a part
+    of the held-out cells, and thus on fewer cells.
 
     Raises
     ------
@@ -109,13 +119,14 @@ def evaluate(
     Warns
     -----
     UserWarning
-        If ``train_indices`` leave too few other cells, so that cells are scored that the encoders were trained on.
+        If fewer than 50 cells are outside ``train_indices``, so that the scores include cells that the encoders were
+        trained on, and are too high.
 
     Examples
     --------
     >>> adata.obsm["X_pixel_pca"] = scbd.baselines.pixel_pca(adata, n_components=16)
     >>> report = scbd.evaluate(adata, ["gene", "well"], train_indices=model.train_indices)
-    >>> len(report)  # three embeddings, two labels
+    >>> len(report)  # rows of three embeddings and two labels
     6
     """
     embeddings = _EMBEDDINGS if embeddings is None else embeddings
@@ -157,14 +168,18 @@ def evaluate(
 def _evaluation_parts(
     labels: pd.Series, train: np.ndarray | None, seed: int
 ) -> list[tuple[str, np.ndarray, np.ndarray | None]]:
-    """Return the parts of the table that a probe of a label is evaluated on.
+    """Return the groups of cells on which probes of a label are trained and tested, one group per row of the table.
 
-    Each part consists of its name, a mask ``(N,)`` of its cells, and a mask of the training cells of the probe among
-    these. The last mask is `None` if the probe should split the cells at random.
+    There is one group of the labels that the encoders were trained on, and one of the labels without training cells
+    ("unseen labels"). Without ``train``, all cells are the only group.
+
+    Each group is a tuple of three items: its name in the column ``tested_on``; a boolean mask ``(N,)`` of its cells;
+    and, within these cells, a boolean mask of those on which the probe is trained. This last mask is `None` if the
+    probe should split the cells at random.
     """
     if train is None:
         return [("all cells", np.ones(len(labels), dtype=bool), None)]
-    # cells without a label stay in, so that the probe reports them
+    # Cells without a label are kept in the first group, because the probe raises an error that reports them.
     known = (labels.isin(labels[train].unique()) | labels.isna()).to_numpy()
     parts: list[tuple[str, np.ndarray, np.ndarray | None]] = []
     if (known & ~train).any():
@@ -190,35 +205,37 @@ def compare(
 ) -> pd.DataFrame:
     """Score embeddings, without and with batch correction, on cells that were not used for training.
 
-    Scores on training cells are too high: encoders may have memorised their perturbations, and corrections have been
-    fitted to them. Corrections therefore learn only from the cells in ``trained_on``. ComBat and Harmony are
-    exceptions, because they always use all cells of the table. These include the scored cells, but not their
-    perturbations.
+    Scores on training cells are too high, because encoders may have memorised the perturbations of these cells, and
+    batch corrections have been fitted to these cells. Corrections are therefore fitted only to the cells in
+    ``trained_on``, and all other cells are scored. The corrections ComBat and Harmony are exceptions: they are fitted
+    to all cells, including the scored ones, but do not use the perturbations of the scored cells.
 
     Parameters
     ----------
     adata
         Cells, including those that were trained on.
     embeddings
-        Embeddings of all these cells: keys of ``obsm``, such as features of a pretrained network; arrays; or files, see
-        :func:`scbd.metrics.benchmark`.
+        Embeddings of all cells of ``adata``, such as features of a pretrained network: keys of ``obsm``, arrays or
+        files, see :func:`scbd.metrics.benchmark`.
     trained_on
-        Cells that the encoders were trained on and corrections learn from: a mask ``(N,)``, row numbers, or a column of
-        ``obs`` that is ``True`` or ``"train"`` for these cells. Each environment needs such cells. Perturbations
-        without such cells are called *unseen*.
+        Cells that the encoders were trained on, and to which corrections are fitted: a mask ``(N,)``, row numbers, or a
+        column of ``obs`` that is ``True`` or ``"train"`` for these cells. Each environment must contain some of them.
+        Perturbations that have no cells in ``trained_on`` are called *unseen*.
     y_key, e_key
         Columns of ``obs`` with the perturbation and the environment.
     control
         Value of ``y_key`` that marks the controls.
     corrections
-        Names of corrections, see :func:`scbd.corrections.correct`; `None` for the unmodified embedding.
+        Names of batch corrections that are applied to each embedding, see :func:`scbd.corrections.correct`; `None` in
+        the list stands for the unmodified embedding.
     **how
         Further arguments of :func:`scbd.metrics.benchmark`, such as ``guide_key`` and ``net``.
 
     Returns
     -------
-    The data frame of :func:`scbd.metrics.benchmark` for the cells that were not trained on. The name of a corrected
-    embedding includes the correction, as in ``"mine, standardised"``. Three kinds of probes predict the environment.
+    Data frame of :func:`scbd.metrics.benchmark` for the cells that are not in ``trained_on``. The name of a corrected
+    embedding includes the correction, as in ``"mine, standardised"``. The environment is predicted by three kinds of
+    probes: linear, quadratic and nearest neighbours.
 
     If some perturbations are unseen, there are additional scores:
 
@@ -226,21 +243,22 @@ def compare(
     - ``relationship_map_seen`` and ``relationship_map_unseen``, with ``net``: mean average precision with which seen or
       unseen genes retrieve the genes that they are related to, among all genes.
 
-    Probes are trained on a part of the new cells and tested on the rest. Probes of :func:`scbd.evaluate` are trained on
-    the cells in ``trained_on``, which are more, so that its scores are higher. Compare only scores of the same table.
+    Probes are trained on a part of the cells outside ``trained_on``, and tested on the rest of them. Probes of
+    :func:`scbd.evaluate` are trained on the cells that the encoders were trained on. These are more cells, so that its
+    scores are higher. Compare only scores of the same table.
 
     Raises
     ------
     KeyError
         If a key is missing.
     ValueError
-        If there is no correction of a name, an argument that a correction needs is missing, or all cells or no cells
-        were trained on; see also :func:`scbd.metrics.benchmark`.
+        If a name in ``corrections`` does not exist; if an argument that a correction needs is missing; or if
+        ``trained_on`` contains all cells or no cell. See also :func:`scbd.metrics.benchmark`.
 
     Warns
     -----
     UserWarning
-        With ``replicates``, if some of the perturbations were trained on.
+        With the argument ``replicates``, if encoders were trained on some of the scored perturbations.
 
     Examples
     --------
@@ -300,7 +318,10 @@ def compare(
 def _score_unseen_perturbations(
     adata: AnnData, unseen: np.ndarray, z: np.ndarray, asked: dict[str, Any], how: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the scores of unseen perturbations, with the relationship score of seen perturbations for comparison."""
+    """Yield scores of an embedding ``z`` on unseen perturbations, which have no training cells, as rows of a table.
+
+    With ``net``, the relationship score of seen perturbations is included for comparison.
+    """
     y_key = asked["y_key"]
     labels = get_label_texts(adata, y_key)
     rows = np.isin(labels, unseen)
@@ -328,7 +349,7 @@ def _score_unseen_perturbations(
 
 
 def _unseen_perturbations(labels: np.ndarray, fit: np.ndarray, controls: np.ndarray | None) -> np.ndarray:
-    """Return the names of perturbations without any cell in ``fit``, excluding controls."""
+    """Return the names of the unseen perturbations: those without training cells (``fit``), excluding controls."""
     perturbed = np.ones(len(fit), dtype=bool) if controls is None else ~controls
     return np.setdiff1d(labels[perturbed], labels[fit])
 
@@ -346,7 +367,9 @@ def correction_arguments(
     position_key: str | None = None,
     fit: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Return arguments of :func:`scbd.corrections.correct` for all cells, without those that were not given.
+    """Collect the labels of all cells, from columns of ``obs``, as arguments of :func:`scbd.corrections.correct`.
+
+    Arguments for which no column, control or ``fit`` was given are missing from the returned dictionary.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Embed each perturbation with a model that was not trained on it (cross-fitting)."""
+"""Cross-fitting: embed the cells of each perturbation with a model that was not trained on this perturbation."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# minimum number of training perturbations, and of controls (or positions of controls) in each half; with fewer, a model
-# cannot learn to distinguish perturbations from each other and from controls
+# minimum number of perturbations to train on, and of controls (or positions of controls) in each of the two halves of
+# the controls; with fewer, a model cannot learn to distinguish perturbations from each other and from controls
 _MIN_GROUP_SIZE = 2
 
 
@@ -52,10 +52,11 @@ def cross_fit(
     seed: int = 0,
     **train_kwargs: Any,
 ) -> AnnData:
-    """Embed each perturbation with a model that was not trained on it, so that its q value is valid.
+    """Embed each perturbation with a model that was not trained on it, so that q values of its effect are valid.
 
-    Training pulls cells of a perturbation together, even if the perturbation has no effect. It pulls controls together,
-    too. Cross-fitting therefore scores only cells that the embedding model has not seen:
+    Training pulls the cells of each perturbation together in the embedding, even if the perturbation has no effect. It
+    also pulls the controls together. Tests of effects on training cells are therefore not valid. Cross-fitting embeds
+    each cell with a model that was not trained on it:
 
     1. Perturbations are divided at random into folds, and half of the controls are held out of all training.
     2. For each fold, a model is trained on the perturbations of the other folds and on the other half of the controls.
@@ -66,20 +67,20 @@ def cross_fit(
     Parameters
     ----------
     adata
-        Cells or wells, see :meth:`scbd.SCBDModel.setup_anndata`.
+        Cells or profiles of wells, see :meth:`scbd.SCBDModel.setup_anndata`.
     y_key, e_key
         Columns of perturbation and environment, one or several each.
     control
         Value or values of ``y_key`` that mark the controls.
     position_key
-        Column of ``obs`` with the position on the plate (the well), or several columns. If given, the controls of whole
-        positions are held out, just as whole perturbations are. Give it for all but pooled screens. For features, it is
-        also used by ``setup_anndata``.
+        Column of ``obs`` with the position on the plate (the well), or several columns. If given, half of the positions
+        that hold controls are drawn, and all controls at these positions are held out; otherwise, single controls are
+        drawn. Give it for all screens except pooled ones. For features, it is also an argument of ``setup_anndata``.
     n_folds
         Number of folds, which is the number of models to train.
     out
-        Directory for the models and their checkpoints. If the function is called again with the same cells and
-        arguments, it continues from there. By default, the models are not kept.
+        Directory for the models and their checkpoints. If the function is called again with the same directory, cells
+        and arguments, it continues after an interruption. By default, the models are not kept.
     setup_kwargs
         Further arguments of ``setup_anndata``, such as the keys of images or features.
     model_kwargs, **train_kwargs
@@ -90,27 +91,28 @@ def cross_fit(
 
     Returns
     -------
-    New AnnData with ``obsm["X_scbd_c"]``, float32 ``(M, D)``. It contains each perturbed cell once, and each held-out
-    control once per fold. ``obs`` has the columns of ``adata.obs``, ``scbd_fold`` with the number of the fold, and
-    ``scbd_split``, which is ``"test"`` for all cells.
+    New AnnData with the embedding z_c in ``obsm["X_scbd_c"]``, float32 ``(M, D)``. It contains each perturbed cell
+    once, and each held-out control once per fold. ``obs`` has the columns of ``adata.obs`` and two further ones:
+    ``scbd_fold``, the number of the fold, and ``scbd_split``, which is ``"test"`` for all cells.
 
-    Models of different folds have different embedding spaces. Add ``scbd_fold`` to the columns of the environment (and
-    of the position) in later analyses, so that only cells of the same fold are compared.
+    The embeddings of different models, and thus of different folds, cannot be compared. In later analyses, add
+    ``scbd_fold`` to the columns of the environment (and of the position), so that only cells of the same fold are
+    compared.
 
     Raises
     ------
     KeyError
         If a column is missing.
     ValueError
-        If no cell is a control, there are too few perturbations or controls, or a setting cannot be used; all of this
-        is checked before any training. It is also raised if ``out`` holds models of other cells or settings.
+        If no cell is a control, if there are too few perturbations or controls, or if a setting cannot be used; all of
+        this is checked before any training. Also if ``out`` holds models of other cells or settings.
 
     Examples
     --------
     >>> keys = {"y_key": "gene", "control": "nontargeting"}
     >>> cells = scbd.cross_fit(adata, **keys, e_key="well", n_folds=2, max_steps=2000)
     >>> effects = scbd.metrics.perturbation_effects(cells, "X_scbd_c", **keys, e_key=["scbd_fold", "well"])
-    >>> effects["magnitude_q"].size  # one q value per perturbation, of both folds
+    >>> effects["magnitude_q"].size  # one q value for each of the four perturbations
     4
     """
     settings = {"style_target": None} | dict(model_kwargs or {})
@@ -151,7 +153,7 @@ def cross_fit(
 
 
 def _split_perturbations(names: np.ndarray, n_folds: int, seed: int) -> list[np.ndarray]:
-    """Divide the perturbations at random into folds, or raise a ValueError if there are too few."""
+    """Divide the names of perturbations at random into folds; raise ``ValueError`` if there are too few of them."""
     most = -(-len(names) // n_folds)
     if n_folds > len(names) or len(names) - most < _MIN_GROUP_SIZE:
         msg = (
@@ -165,9 +167,11 @@ def _split_perturbations(names: np.ndarray, n_folds: int, seed: int) -> list[np.
 def _held_out_controls(
     is_control: np.ndarray, unit: np.ndarray, e: np.ndarray, *, by_position: bool, seed: int
 ) -> np.ndarray:
-    """Return the controls that are held out of all training, a mask ``(N,)``.
+    """Draw the control cells that are held out of the training of all models, and return a boolean mask ``(N,)``.
 
-    They are half of the controls of each environment, or with ``by_position`` the controls of half of all positions.
+    By default, half of the controls of each environment are drawn. With ``by_position``, half of the plate positions
+    that hold controls are drawn, and all controls at these positions are held out. ``unit`` is then the position of
+    each cell, otherwise its number.
     """
     names, first = np.unique(unit[is_control], return_index=True)
     strata = np.zeros(len(names), dtype=int) if by_position else e[is_control][first]
@@ -184,9 +188,10 @@ def _held_out_controls(
 def _combine_folds(
     adata: AnnData, rows: np.ndarray, fold: np.ndarray, z: np.ndarray, is_control: np.ndarray
 ) -> AnnData:
-    """Combine the embeddings of all folds with the labels of their cells.
+    """Combine the embeddings of all folds, with the labels of the embedded cells, into one AnnData.
 
-    The held-out controls occur once per fold, so that the fold is appended to their names.
+    A held-out control is embedded once per fold. The number of the fold is appended to its name, so that names of cells
+    are unique.
     """
     import pandas as pd
     from anndata import AnnData

@@ -1,6 +1,7 @@
-"""Demonstrations of SCBD on a simulated screen, from images to report, and on coloured digits.
+"""Demonstrations of SCBD, started by the command ``scbd demo``.
 
-Functions behind the command ``scbd demo``.
+One demonstration analyses a simulated screen, from images of cells to the report. The other one trains on coloured
+digits, where the colour predicts the digit, and tests on white digits.
 """
 
 from __future__ import annotations
@@ -38,21 +39,25 @@ logger = logging.getLogger(__name__)
 DIGITS_KEYS: dict[str, Any] = {"y_key": "digit", "e_key": "environment"}
 DIGITS_MODEL: dict[str, Any] = {
     **{"encoder": "small", "n_latent": 128, "style_target": "ye", "include_self": True},
-    **{"standardize": False, "augment": False},  # these would change the colours and the digits
+    # Standardising the images would change the colours, and augmentation (rotating, flipping) would change the digits.
+    **{"standardize": False, "augment": False},
 }
 DIGITS_TRAINING: dict[str, Any] = {
     **{"lr": 3e-4, "batch_size": 256, "split": "split", "load_best": False},
-    "plan_kwargs": {"lr_decay": False},  # constant rate: the invariance loss acts until the end
+    # The learning rate is constant, so that the invariance loss still changes the encoder at the end of training.
+    "plan_kwargs": {"lr_decay": False},
 }
-# training of the random encoder: steps update the statistics of BatchNorm, but not the weights
+# Training of the random encoder, a comparison without learning: with a learning rate of 0, the steps update the
+# statistics of batch normalisation, but not the weights.
 RANDOM_ENCODER_TRAINING: dict[str, Any] = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0}
 
 
-# simulated screen whose wells differ in stain and camera, and a training that takes two minutes on two cores
+# settings of the simulated screen, whose wells (environments) differ in the intensity of the stain and in the camera
 SCREEN_SIMULATION: dict[str, Any] = {
     **{"n_cells": 1_600, "n_complexes": 5, "genes_per_complex": 2, "guides_per_gene": 2, "n_wells": 8},
     **{"image_size": 32, "effect_size": 0.7, "camera_effect": 0.5},
 }
+# settings of the training on the simulated screen, which takes two minutes on two processor cores
 SCREEN_TRAINING: dict[str, Any] = {"max_steps": 160, "batch_size": 256}
 
 
@@ -63,11 +68,13 @@ def demo_screen(
 
     The function writes, in this order:
 
-    1. ``crops/`` with one image per cell and channel, and ``crops.csv`` with the names of the images and the labels;
-    2. ``screen.zarr``, the images as one screen;
-    3. the files of :func:`scbd.run`, such as ``report.html``.
+    1. the folder ``crops/`` with one image file per cell and channel, and the table ``crops.csv`` with the labels of
+       the cells and the names of their image files;
+    2. ``screen.zarr``, all images and labels in one file of the format from which models are trained;
+    3. the results of :func:`scbd.run`, such as ``report.html``.
 
-    The log states the equivalent commands. If the function is called again after an interruption, it continues.
+    The log contains the commands ``scbd convert`` and ``scbd run`` with which a user would do the same. If the function
+    is called again after an interruption, it continues.
 
     Parameters
     ----------
@@ -82,14 +89,15 @@ def demo_screen(
 
     Returns
     -------
-    The table of :func:`scbd.run`.
+    Table that :func:`scbd.run` returns, with the scores of each embedding.
     """
     out = check_output_directory(out)
     channels = write_crops(simulated_screen(**SCREEN_SIMULATION, seed=seed), out)
     logger.info(
         "scbd convert %s/crops.csv --file-columns %s --y-key gene --out %s/screen.zarr", out, " ".join(channels), out
     )
-    if not (out / "screen.zarr").exists():  # an incomplete screen has another name
+    # If screen.zarr exists, it is complete, because an incomplete screen is written under a temporary name.
+    if not (out / "screen.zarr").exists():
         write_screen(out / "screen.zarr", [read_crops(out / "crops.csv", file_columns=channels)], y_key="gene")
     training = SCREEN_TRAINING | ({} if max_steps is None else {"max_steps": max_steps})
     options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in training.items())
@@ -110,11 +118,13 @@ def demo_screen(
 
 
 def write_crops(cells: AnnData, out: Path) -> list[str]:
-    """Write one grey image per cell and channel, and a table of the cells with labels and names of the images.
+    """Write the images of cells as one grey PNG file per cell and channel, and a table of the cells.
+
+    The table, ``crops.csv``, has one row per cell, with its labels and the names of its image files.
 
     Returns
     -------
-    Names of the channels, which are also the columns of the table with the names of the images.
+    Names of the channels. The table has one column of this name per channel, with the names of the image files.
     """
     from PIL import Image
 
@@ -134,21 +144,22 @@ def demo_digits(
 ) -> pd.DataFrame:
     """Train on coloured digits with and without the invariance loss, and test on white digits.
 
-    In training, the colour predicts the digit; white digits have no colour. Four systems are compared:
+    Among the training digits, the colour predicts the digit. White digits test whether a model relies on the colour.
+    Four systems are compared:
 
-    - principal components of the pixels, and a random (untrained) encoder: the accuracy that a linear classifier
-      reaches on representations that were learned without labels;
-    - models trained with alpha 0 and with ``alpha``.
+    - principal components of the pixels, and a random (untrained) encoder: they show which accuracy a linear classifier
+      reaches on representations that were computed without labels;
+    - two trained models: one with alpha 0, that is, without the invariance loss, and one with the given ``alpha``.
 
     The function writes ``metrics.csv``, ``digits.png``, ``training_curves.png``, ``umap.png`` and ``model/``, and
-    replaces files of an earlier demo.
+    replaces files of an earlier demonstration.
 
     Parameters
     ----------
     out
         Directory of the results.
     alpha
-        Weight of the invariance loss of the last model.
+        Weight of the invariance loss of the second trained model.
     seed
         Seed of the split, the colours, the weights, the batches and the UMAP.
     max_steps
@@ -156,7 +167,8 @@ def demo_digits(
 
     Returns
     -------
-    Table with one row per system: the scores of :func:`score_embedding`, and for the three models ``model.health``.
+    Table with one row per system. Columns are the accuracies of :func:`score_embedding`, and for the three encoders
+    also the diagnostics of the training in ``model.health``.
     """
     out = check_output_directory(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -186,9 +198,11 @@ def demo_digits(
 
 
 def score_model(adata: AnnData, model: SCBDModel) -> dict[str, float]:
-    """Score r_c, z_c and the jointly trained classifier of a model, and add ``model.health``.
+    """Compute the accuracies of a model trained on coloured digits, and add the diagnostics ``model.health``.
 
-    r_c is scored by a linear classifier that is fitted after training, and z_c by the nearest class mean.
+    The digit is predicted in three ways: from r_c, the output of the encoder's backbone, by a linear classifier
+    that is fitted after training; from z_c, by the nearest class mean; and, if the model has one, by the
+    classifier that was trained jointly with the encoder.
     """
     scores = score_embedding(adata, model.get_latent_representation(representation="intermediate"), "r_c", "linear")
     scores |= score_embedding(adata, model.get_latent_representation(), "z_c", "nearest_mean")
@@ -198,28 +212,29 @@ def score_model(adata: AnnData, model: SCBDModel) -> dict[str, float]:
 
 
 def score_embedding(adata: AnnData, z: np.ndarray, name: str, classifier: Classifier) -> dict[str, float]:
-    """Compute the accuracies with which an embedding predicts the digit and the environment.
+    """Compute the accuracies with which the digit and the environment are predicted from an embedding of digits.
 
-    The digit is predicted by a classifier that is fitted to training digits. The environment (the colour, red or green)
-    is predicted by a linear probe, with a chance level of 0.5.
+    The digit is predicted by a classifier that is fitted to the embeddings of the training digits. The environment (the
+    colour, red or green) is predicted by a linear probe, with a chance level of 0.5.
 
     Parameters
     ----------
     adata
-        Digits.
+        Images of digits, with their labels in ``obs``.
     z
-        Embedding ``(N, D)``.
+        Embedding of the digits ``(N, D)``.
     name
-        Name of the embedding, for the names of the scores.
+        Name of the embedding, which becomes part of the names of the accuracies.
     classifier
-        Classifier of the digit.
+        Kind of classifier that predicts the digit.
 
     Returns
     -------
-    Four accuracies, here for the name ``z_c``:
+    Four accuracies by name, here for an embedding with the name ``z_c``:
 
-    - ``"z_c in"`` and ``"z_c white"``: digit, on held-out coloured digits and on white digits;
-    - ``"e from z_c"`` and ``"e from z_c, new"``: environment, on all coloured digits and on held-out coloured digits.
+    - ``"z_c in"`` and ``"z_c white"``: accuracy of the digit, on held-out coloured digits and on white digits;
+    - ``"e from z_c"`` and ``"e from z_c, new"``: accuracy of the environment, on all coloured digits and on held-out
+      coloured digits only.
     """
     train, held_out = ((adata.obs["split"] == part).to_numpy() for part in ("train", "validation"))
     predicted = predict_labels(z[train], adata.obs["digit"].to_numpy()[train], z, classifier=classifier)

@@ -1,4 +1,8 @@
-"""Scores behind the verdict of a run: retrieval of replicates across environments, and probes of the environment."""
+"""Scores by which ``scbd.run`` chooses the best embedding: retrieval of replicates, and probes of the environment.
+
+Retrieval of replicates is the task of finding profiles of the same perturbation in other environments by similarity. A
+probe is a classifier that is trained on an embedding, here to predict the environment.
+"""
 
 from __future__ import annotations
 
@@ -20,35 +24,40 @@ if TYPE_CHECKING:
     Embeddings = Mapping[str, np.ndarray]
 
 SCORE_COLUMNS = ("embedding", "measure", "value", "low", "high", "chance", "better", "n", "unit")
-# number of bootstrap resamples of perturbations for the intervals of retrieval scores
+# number of bootstrap resamples of the perturbations, for confidence intervals of retrieval scores
 N_RESAMPLES = 2_000
-# minimum number of perturbations (or mechanisms) with replicates for a question to be answered; half of all if that is
-# fewer
+# minimum number of perturbations (or mechanisms) with replicates for a retrieval task to be used; with few
+# perturbations (or mechanisms), half of them are enough
 MIN_WITH_REPLICATES = 5
-# minimum fraction of the perturbations with replicates that have replicates at other positions; if there are fewer,
-# replicates at the same position count, too
+# minimum fraction of the perturbations with replicates that must have replicates at another position of the plate; if
+# it is smaller, replicates at the same position are counted as well
 MIN_FRACTION_AT_OTHER_POSITIONS = 0.25
-# minimum number of held-out controls (or held-out cells of one perturbation) on which a probe of the environment is
-# tested
+# minimum number of held-out controls (or held-out cells of one perturbation) needed to test a probe that predicts the
+# environment
 MIN_PROBED_CELLS = 20
-# maximum number of perturbations within which the environment is probed if there are too few controls
+# number of perturbations whose cells are used to test how well the environment can be predicted, if there are too few
+# controls for this test
 MAX_PROBED_PERTURBATIONS = 5
 
 
 class Measure(NamedTuple):
-    """Scores of several embeddings by one measure, on the same cells."""
+    """Scores of several embeddings by one measure of quality, all computed on the same cells."""
 
     words: str
     """Name of the measure, such as ``"average precision of the same gene in another well"``."""
     scores: Mapping[str, EstimatedScore]
-    """Score of each embedding, by name of the embedding."""
+    """Mapping from the name of each embedding to its score, with chance level and bootstrap resamples."""
     better: Literal["higher", "lower"]
-    """Direction in which the measure improves."""
+    """Direction in which the measure improves: ``"higher"`` or ``"lower"`` values are better."""
     unit: Literal["perturbations", "cells"]
-    """Units over which the score is an average."""
+    """Kind of the units over which the score is averaged: perturbations, or single cells."""
 
     def table(self) -> pd.DataFrame:
-        """Return one row per embedding: ``embedding, measure, value, low, high, chance, better, n, unit``."""
+        """Convert the scores to a table with one row per embedding.
+
+        The columns are ``embedding``, ``measure`` (its name), ``value`` (the score), ``low`` and ``high`` (95 %
+        confidence interval), ``chance``, ``better``, and the number ``n`` and kind ``unit`` of the units averaged.
+        """
         rows = []
         for name, score in self.scores.items():
             low, high = np.clip(score.interval(CONFIDENCE_LEVEL), 0, 1)
@@ -58,72 +67,79 @@ class Measure(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A retrieval task for profiles of held-out cells.
+    """Retrieval task for profiles of held-out cells, such as finding the same gene in another well.
 
-    A profile is the mean embedding of the held-out cells with equal labels. Each profile is a query once, and other
-    profiles are ranked by their similarity to it. Positives are the profiles that should rank first: they share a label
-    with the query, and differ from it in others. Negatives are profiles with another label than the query.
+    A profile is the mean embedding of the held-out cells with equal labels. Each profile serves as a query once, and
+    the other profiles are ranked by their similarity to the query. Positives are the profiles that should rank first,
+    such as profiles of the same perturbation in another environment. Negatives are profiles of other perturbations.
 
-    All labels below are arrays ``(N,)`` with one value per cell.
+    Labels are arrays ``(N,)`` with one value per cell.
     """
 
     words: str
-    """Description of the positives, such as ``"the same gene in another well"``."""
+    """Description of the positives in words, such as ``"the same gene in another well"``."""
     label: np.ndarray
-    """Label that a positive shares with the query; "" where it is missing."""
+    """Label ``(N,)`` that positives share with the query, such as the perturbation; "" for cells without one."""
     apart: Sequence[np.ndarray]
-    """Labels in each of which a positive differs from the query, such as the well."""
+    """One or several labels, each ``(N,)``, in all of which positives differ from the query, such as the well."""
     within: np.ndarray
-    """Groups of cells, such as environments. Negatives come from the groups that contain the query's label."""
+    """Label ``(N,)`` that groups cells, such as the environment.
+
+    Negatives are taken from the groups in which the query's value of :attr:`label` occurs.
+    """
     crosses_environments: bool
-    """True if positives lie in another environment than the query."""
+    """True if positives must lie in another environment than the query."""
     may_share_position: bool = False
-    """True if positions are given, and a positive may lie at the same position as the query."""
+    """True if positives may lie at the same plate position as the query; false if positions are not given."""
     relaxed: Question | None = None
-    """The same question, but positives may lie at the position of the query; `None` if that is already allowed."""
+    """The same retrieval task with positives also at the plate position of the query; `None` if these are included."""
 
 
 class AnsweredQuestion(NamedTuple):
-    """Retrieval scores of several embeddings for one question."""
+    """Retrieval task with the scores of several embeddings."""
 
     question: Question
-    """The retrieval task."""
+    """Retrieval task on which the embeddings are scored."""
     tables: Mapping[str, pd.DataFrame]
-    """Table of :func:`scbd.metrics._retrieval.profile_retrieval` for each embedding, all with the same rows."""
+    """Mapping from the name of each embedding to its table of scores, with one row per perturbation.
+
+    See :func:`scbd.metrics._retrieval.profile_retrieval` for the columns. The tables of all embeddings have the same
+    rows. If the task is to find the same mechanism, there is one row per mechanism.
+    """
 
     @property
     def labels(self) -> np.ndarray:
-        """Perturbations (or mechanisms, if the question is about these) that have positives: the rows of the tables."""
+        """Perturbations (or mechanisms) that are scored, because they have replicates: the rows of :attr:`tables`."""
         return np.asarray(next(iter(self.tables.values())).index)
 
     def measure(self, rows: np.ndarray, group: str = "", *, seed: int) -> Measure:
-        """Average the average precision of each embedding over some of the perturbations.
+        """Compute the mean average precision of each embedding over a group of perturbations.
 
-        All embeddings have the same bootstrap resamples of perturbations, so that their differences can be compared in
-        pairs.
+        The bootstrap resamples of perturbations are the same for all embeddings, so that the difference between two
+        embeddings has a confidence interval of its own.
 
         Parameters
         ----------
         rows
-            Boolean mask of the perturbations in :attr:`labels` over which to average.
+            Boolean mask of :attr:`labels`: the group of perturbations over which to average.
         group
-            Words that describe these perturbations, for the name of the measure.
+            Description of the group in words, for the name of the measure, such as ``" that were not trained on"``.
         seed
-            Seed of the resamples.
+            Seed of the bootstrap resamples.
         """
         scores = {name: mean_score(table[rows], N_RESAMPLES, seed) for name, table in self.tables.items()}
         perturbations = group and f", perturbations{group}"
         return Measure(f"average precision of {self.question.words}{perturbations}", scores, "higher", "perturbations")
 
     def gain(self, name: str, rows: np.ndarray, *, seed: int) -> EstimatedScore:
-        """Return the mean difference between the average precision of an embedding and chance.
+        """Compute by how much the mean average precision of an embedding exceeds chance.
 
         Parameters
         ----------
         name
             Name of the embedding.
         rows
-            Boolean mask of the perturbations in :attr:`labels` over which to average.
+            Boolean mask of :attr:`labels`: the group of perturbations over which to average.
         seed
             Seed of the bootstrap resamples.
         """
@@ -133,13 +149,15 @@ class AnsweredQuestion(NamedTuple):
 
 
 def list_questions(labels: CellLabels) -> Iterator[Question]:
-    """Yield the retrieval questions that the labels of a run allow, in order of preference.
+    """Yield the retrieval tasks that the labels of the cells allow, the preferred tasks first.
 
-    1. The same perturbation in another environment; at another position, if positions are given. Columns with few
-       environments come first.
-    2. Another perturbation of the same mechanism, in another environment or anywhere.
-    3. Another guide (reagent) of the same perturbation.
-    4. The same perturbation in another plate, well or batch that is not an environment of the run.
+    Queries and positives are mean profiles of held-out cells. The tasks are to find:
+
+    1. the same perturbation in another environment, first at another plate position and then at any position if
+       positions are given; with several columns of environments, the column with the fewest environments comes first;
+    2. another perturbation of the same mechanism, first in another environment and then anywhere;
+    3. another guide (reagent) of the same perturbation;
+    4. the same perturbation in another plate, well or batch, in columns that are not environments of the run.
     """
     y, name = labels.y, labels.y_name
     by_size = sorted(labels.environments.items(), key=lambda item: len(pd.unique(item[1])))
@@ -169,7 +187,9 @@ def _questions_of_replicates(
 
 
 def answer_first_question(labels: CellLabels, embeddings: Embeddings) -> AnsweredQuestion | None:
-    """Score all embeddings on the first question for which enough perturbations have replicates.
+    """Score all embeddings on the most preferred retrieval task for which enough perturbations have replicates.
+
+    See :func:`list_questions` for the tasks.
 
     Parameters
     ----------
@@ -180,8 +200,8 @@ def answer_first_question(labels: CellLabels, embeddings: Embeddings) -> Answere
 
     Returns
     -------
-    The question with the scores of the embeddings; `None` if no question has enough replicates
-    (:data:`MIN_WITH_REPLICATES`, :data:`MIN_FRACTION_AT_OTHER_POSITIONS`).
+    Retrieval task with the scores of the embeddings; `None` if no task has enough perturbations with replicates (see
+    :data:`MIN_WITH_REPLICATES` and :data:`MIN_FRACTION_AT_OTHER_POSITIONS`).
     """
     inputs = next(iter(embeddings.values()))
     scored = ~labels.is_train & ~labels.is_control
@@ -199,13 +219,14 @@ def answer_first_question(labels: CellLabels, embeddings: Embeddings) -> Answere
 
 
 def _score_question(labels: CellLabels, question: Question, embedding: np.ndarray) -> pd.DataFrame:
-    """Average the held-out cells into profiles, and score the retrieval of each label that has positives.
+    """Score an embedding on a retrieval task, and return a table with one row per perturbation (or mechanism).
 
-    A profile is the mean of the held-out cells with equal labels in all parts of the question, relative to the mean
-    profile of the controls (of all profiles, if there are no controls).
+    The embeddings of held-out cells with equal values of all labels of the task are averaged into profiles. The mean
+    profile of the controls (of all profiles, if there are no controls) is subtracted from each profile.
     """
     keys = [question.label, labels.y, question.within, *question.apart]
-    has_labels = np.logical_and.reduce([key != "" for key in keys])  # a mechanism may be missing
+    # Cells without a value of a label, such as compounds of unknown mechanism, have "" there, and are dropped.
+    has_labels = np.logical_and.reduce([key != "" for key in keys])
     rows = np.flatnonzero(~labels.is_train & (labels.is_control | has_labels))
     codes = pd.DataFrame({i: pd.factorize(key[rows])[0] for i, key in enumerate(keys)})
     profile = codes.groupby([*codes]).ngroup().to_numpy()
@@ -223,11 +244,13 @@ def _score_question(labels: CellLabels, question: Question, embedding: np.ndarra
 
 
 def predict_environments(labels: CellLabels, embeddings: Embeddings, *, seed: int) -> dict[str, Measure]:
-    """Predict the environment among cells of one perturbation, so that the perturbation does not reveal it.
+    """Measure how well the environment can be predicted from embeddings, among cells of one perturbation.
 
-    The score is the highest F1 of three probes (linear, quadratic and nearest neighbours). Probes are trained on the
-    training cells of the controls and tested on held-out controls. If there are too few of these, cells of other
-    perturbations are used: the five with the most held-out cells, one at a time, and the score is the mean F1.
+    If cells of several perturbations were used, the perturbation could reveal the environment. Classifiers (probes) are
+    therefore trained on controls among the training cells, and tested on held-out controls. If there are too few
+    held-out controls, the five perturbations with the most held-out cells are used, one at a time, and the F1 is
+    averaged over them. The score of an embedding is the highest F1 of three kinds of probes: linear, quadratic and
+    nearest neighbours.
 
     Parameters
     ----------
@@ -240,7 +263,8 @@ def predict_environments(labels: CellLabels, embeddings: Embeddings, *, seed: in
 
     Returns
     -------
-    One measure for each column of environments that has enough cells to be probed.
+    Mapping from each column of environments to the scores of the embeddings. Columns for which there are too few cells
+    are missing.
     """
     found = {}
     for column, e in labels.environments.items():
@@ -254,10 +278,11 @@ def predict_environments(labels: CellLabels, embeddings: Embeddings, *, seed: in
 
 
 def _probed_groups(labels: CellLabels, e: np.ndarray) -> list[np.ndarray]:
-    """Return the row numbers of each group of cells within which an environment is probed.
+    """Choose the groups of cells within which the environment is predicted, and return their row numbers.
 
-    The only group is that of the controls, if enough of them are held out. Otherwise, each of the most frequent
-    perturbations with enough held-out cells is a group.
+    If enough controls are held out, the controls are the only group. Otherwise, the cells of each of the five most
+    frequent perturbations are a group, if enough of these cells are held out. Cells in environments without training
+    cells of the group are dropped.
     """
 
     def rows_of(chosen: np.ndarray) -> np.ndarray:
@@ -278,7 +303,11 @@ def _probed_groups(labels: CellLabels, e: np.ndarray) -> list[np.ndarray]:
 def _highest_probe_score(
     z: np.ndarray, e: np.ndarray, groups: Sequence[np.ndarray], labels: CellLabels, seed: int
 ) -> EstimatedScore:
-    """Return the highest mean F1, over groups of rows, of a linear, a quadratic and a nearest-neighbour probe."""
+    """Predict the environment ``e`` from an embedding ``z`` by three kinds of probes, and return the highest F1.
+
+    Probes are linear, quadratic and nearest-neighbour classifiers. The F1 of each kind is averaged over groups of
+    cells, each given by its row numbers.
+    """
     means = []
     for kind in PROBES:
         how: dict[str, Any] = {"kind": kind, "groups": None, "n_bootstrap": N_BOOTSTRAP_RESAMPLES, "seed": seed}
@@ -292,7 +321,9 @@ def _highest_probe_score(
 
 
 def predict_perturbations(labels: CellLabels, embeddings: Embeddings, *, seed: int) -> Measure | None:
-    """Predict the perturbation of single held-out cells by a linear probe that is trained on training cells.
+    """Measure how well the perturbation of single held-out cells can be predicted from embeddings.
+
+    It is predicted by a linear classifier (probe) that is trained on the embeddings of training cells.
 
     Parameters
     ----------
@@ -305,7 +336,8 @@ def predict_perturbations(labels: CellLabels, embeddings: Embeddings, *, seed: i
 
     Returns
     -------
-    F1 of each embedding; `None` if fewer than two perturbations have both training and held-out cells.
+    F1 of the prediction from each embedding; `None` if there are not at least two perturbations with training cells and
+    held-out cells.
     """
     rows = np.flatnonzero(~labels.is_unseen)
     train = labels.is_train[rows]

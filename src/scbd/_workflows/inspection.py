@@ -1,7 +1,7 @@
-"""Open cells of any format, and inspect a file or folder: its kind, its content, and a command that accepts it.
+"""Open a file or folder of cells, or describe its content and propose the command with which it can be analysed.
 
-This module does not import torch or other slow packages, so that ``scbd inspect`` and mistakes on the command line are
-answered at once.
+This module holds the functions of the command ``scbd inspect``. It does not import torch or other slow packages, so
+that the command, and mistakes in other commands, are answered at once.
 """
 
 from __future__ import annotations
@@ -29,19 +29,26 @@ if TYPE_CHECKING:
 
     from scbd.data._readers import Crops
 
-# kinds of files (see scbd.data._formats): tables of features, and crops that must be converted to a screen first
+# names in scbd.data._formats of the kinds of files that hold tables of features of cells or wells
 _KINDS_OF_TABLES = ("profiles", "tables", "deepprofiler")
+# names in scbd.data._formats of the kinds of files that hold crops (images of single cells), which must be converted
+# with "scbd convert" before training
 _KINDS_OF_CROPS = ("image_table", "image_folder", "lmdb", "arrays")
-# number of randomly drawn cells from which the range of pixel values is reported
+# number of randomly drawn cells from whose images the range of pixel values is computed
 _N_SAMPLED_CELLS = 64
-# maximum number of numeric columns to list that the proposed prefixes of features do not include
+# maximum number of numeric columns to list that are not proposed as features, because their names have another prefix
 _MAX_LISTED_COLUMNS = 12
 
-# usual names of columns (in the form of bare_name): perturbation, well, and site (field of view) in a well
+# The following names of columns are in the form returned by normalise_name: lower case, letters and digits only.
+
+# usual names of the column of the perturbation
 _PERTURBATIONS = "gene genesymbol genename targetgene perturbation pert compound compoundname treatment drug".split()
+# usual names of the column of the well
 _WELL = re.compile(r"(image)?(metadata)?(foci)?well(id|name|position)?")
+# usual names of the column of the site (field of view) within a well
 _SITE = re.compile(r"(image)?(metadata)?(foci)?(site|field|fov)(id|number|no)?")
-# names of environments, in order of preference: plates, batches, days and the like; wells; replicates; sites
+# usual names of columns that can serve as the environment, one pattern per group, the preferred group first: plates,
+# batches, days and similar; wells; replicates; sites
 _ENVIRONMENTS = (
     re.compile(
         r"(image)?(metadata)?(foci)?(assay|imaging|acquisition)?"
@@ -52,11 +59,12 @@ _ENVIRONMENTS = (
     re.compile(r"(metadata)?(bio|biological|tech|technical)?rep(l|licate)?(id|number|no)?"),
     _SITE,
 )
-# maximum fraction of perturbations that may lie in a single environment; above it, another column is proposed
+# maximum fraction of the perturbations that may occur in only one environment; if it is larger, the column is proposed
+# as the environment only if no other column is better
 _MAX_CONFOUNDED_FRACTION = 0.1
-# values of a column that mark controls of any sort, positive ones included
+# pattern of values that mark negative or positive controls, in columns that state the kind of treatment
 _CONTROL_KIND = re.compile(r"control|ctrl|ctl|negcon|poscon")
-# names of features that are counts of objects
+# pattern of names of features that count objects, such as cells
 _COUNT_FEATURE = re.compile(r"\b(number of|counts?)\b", re.IGNORECASE)
 
 
@@ -69,30 +77,31 @@ def open_cells(
     features: str | Sequence[str] = FEATURE_PREFIXES,
     missing: Missing = "median",
 ) -> tuple[AnnData, dict[str, str]]:
-    """Open a screen or a table of features.
+    """Open cells as an AnnData, from a screen (AnnData file with images or features) or a table of features.
 
     Parameters
     ----------
     path
         A screen, see :func:`scbd.data.open_screen`; or a table of features, see :func:`scbd.data.read_profiles`.
     image_key, layer, obsm_key
-        Only for a screen: key of its images in ``obsm``, or the layer or the key in ``obsm`` of its features.
+        Location of the images or features in a screen: key of the images in ``obsm``; name of the layer of the
+        features; or key of the features in ``obsm``. Not used for a table.
     features
-        Only for a table: prefixes of the names of features, see :func:`scbd.data.read_profiles`.
+        Prefixes of the names of features in a table, see :func:`scbd.data.read_profiles`. Only for a table.
     missing
-        Only for a table: treatment of missing and infinite values, see :func:`scbd.data.read_profiles`.
+        Treatment of missing and infinite values in a table, see :func:`scbd.data.read_profiles`. Only for a table.
 
     Returns
     -------
-    The cells, and the arguments of ``setup_anndata`` that state where in the AnnData the images or features are.
+    The cells; and the arguments of ``setup_anndata`` that state where in the AnnData the images or features are stored.
 
     Raises
     ------
     FileNotFoundError
         If the path does not exist.
     ValueError, KeyError, ImportError
-        If the path cannot be read, holds crops that must be converted to a screen first, or an argument is for the
-        other kind of cells.
+        If the path cannot be read; if it holds crops, which must be converted to a screen first; or if an argument for
+        tables is given with a screen, or an argument for screens with a table.
     """
     where = {name: value for name, value in (("layer", layer), ("obsm_key", obsm_key)) if value is not None}
     kind = detect_kind(path)
@@ -113,7 +122,9 @@ def open_cells(
 
 
 def describe_path(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -> str:
-    """Describe a file or folder, and propose the command that accepts it, without writing any file.
+    """Describe the content of a file or folder, and propose the command with which it can be converted or analysed.
+
+    No file is written.
 
     Parameters
     ----------
@@ -125,15 +136,15 @@ def describe_path(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -
 
     Returns
     -------
-    Lines of text, where they apply:
+    Lines of text. They contain, as far as it applies:
 
     - the kind of file;
     - the number of cells;
-    - for images, the channels with the range of their pixels in a sample of 64 cells;
-    - for features, the names of the first ones, and the numeric columns that are not taken as features;
-    - columns with values that several cells share, which may be labels;
-    - alternatives for environment and controls;
-    - the next command.
+    - for images, the channels, and the range of pixel values of each channel in a sample of 64 cells;
+    - for features, the names of the first features, and the numeric columns that are not taken as features;
+    - columns whose values are shared by several cells, so that they may be labels;
+    - other columns and labels that may be meant as environment and controls;
+    - the proposed command.
 
     Raises
     ------
@@ -155,7 +166,8 @@ def describe_path(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -
             raise
         from scbd.data._screens import open_screen
 
-        cells = open_screen(path, layer="X")  # raises an error if there are no features either
+        # If the AnnData has neither images nor features, open_screen raises an error.
+        cells = open_screen(path, layer="X")
         lines.append(_describe_features(cells.n_obs, cells.var_names.tolist()))
         given = f"{_quote_word(path)} --layer X"
         return "\n".join([*lines, *_describe_labels_of_features(cells.obs, _count_values(cells.obs), given, "obs")])
@@ -184,10 +196,10 @@ def _describe_table(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _propose_features(first_rows: pd.DataFrame) -> list[str]:
-    """Return prefixes of the names of features, for the option ``--features``.
+    """Propose values for the option ``--features``: prefixes that the names of numeric columns of a table share.
 
-    If a column without numbers has the same prefix, the whole names of the features are returned instead. The list is
-    empty if features have CellProfiler's names, which are taken as features by default.
+    If a column that is not numeric has the same prefix, the full names of the numeric columns are returned instead of
+    the prefix. The list is empty if columns have CellProfiler's names, because these are taken as features by default.
     """
     if any(str(name).startswith(FEATURE_PREFIXES) for name in first_rows):
         return []
@@ -204,18 +216,22 @@ def _describe_features(n: int, names: Sequence[str]) -> str:
 
 
 def _describe_labels_of_features(obs: pd.DataFrame, values: dict[str, pd.Series], given: str, table: str) -> list[str]:
-    """Return lines that describe the labels of features, and propose the next command.
+    """Describe the columns of a data set of features that may be labels, and propose a command ``scbd run``.
 
     Parameters
     ----------
     obs
-        Table of the cells or wells.
+        Table of the labels of the cells or wells.
     values
         Number of rows with each value, for each column that may be a label.
     given
         File and options with which the proposed command begins.
     table
         Name of the table to which the user can add labels, for messages.
+
+    Returns
+    -------
+    Lines of text.
     """
     if not values:
         return [
@@ -239,7 +255,11 @@ def _describe_pixels(crops: Crops) -> list[str]:
 
 
 def _describe_labels_of_images(path: str | os.PathLike[str], kind: DataKind, crops: Crops, image_key: str) -> list[str]:
-    """Return lines that describe the labels of images, and propose the next command."""
+    """Describe the columns of a data set of images that may be labels, and propose the next command.
+
+    The command is ``scbd run`` for a screen, and ``scbd convert`` for crops that must be converted first. If no column
+    may be a label, the lines explain how the user can add labels.
+    """
     key = "" if image_key == IMAGE_KEY else f"--image-key {shlex.quote(image_key)} "
     values = _count_values(crops.obs)
     columns = _describe_columns(values)
@@ -262,7 +282,7 @@ def _describe_labels_of_images(path: str | os.PathLike[str], kind: DataKind, cro
 
 
 def _conversion_command(path: str | os.PathLike[str], kind: DataKind, options: str = "--y-key …") -> str:
-    """Return the command that converts images to a screen, quoted for a shell."""
+    """Return the command ``scbd convert`` that converts the crops at ``path`` to a screen, quoted for a shell."""
     columns = _file_columns(path, kind)
     files = f"--file-columns {shlex.join(columns)} " if columns else ""
     return f"scbd convert {_quote_word(path)} {files}{options} --out screen.zarr"
@@ -273,7 +293,7 @@ def _file_columns(path: str | os.PathLike[str], kind: DataKind) -> list[str]:
 
 
 def _quote_word(word: object) -> str:
-    """Return a word quoted for a shell, or an ellipsis in place of `None`, for the user to fill in."""
+    """Quote a word of a proposed command for a shell; `None` becomes an ellipsis, for the user to fill in."""
     return "…" if word is None else shlex.quote(str(word))
 
 
@@ -286,7 +306,10 @@ def _describe_columns(values: dict[str, pd.Series]) -> list[str]:
 
 
 def _describe_missing(obs: pd.DataFrame, columns: Sequence[str | None]) -> list[str]:
-    """Return a line for each column with missing values, because training refuses rows without a label."""
+    """Return a line of advice for each of the given columns of labels that has missing values.
+
+    The user must fill in these values or remove the rows, because training raises an error for cells without a label.
+    """
     return [
         f"Column {column} has no value in {n_missing:,} of {len(obs):,} rows: fill it in, or remove these rows."
         for column in columns
@@ -295,32 +318,36 @@ def _describe_missing(obs: pd.DataFrame, columns: Sequence[str | None]) -> list[
 
 
 def _count_values(obs: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return the number of cells with each value, for each column that may be a label.
+    """Find the columns of ``obs`` that may be labels, and count the cells with each value of these columns.
 
-    A column may be a label if it has no floating-point numbers, more than one value, and at least two cells per value
-    on average.
+    A column may be a label if its dtype is not floating-point, if it has more than one value, and if each value has at
+    least two cells on average.
+
+    Returns
+    -------
+    Mapping from the name of each such column to its values (index) with their numbers of cells.
     """
     found = {column: obs[column].value_counts() for column in obs if obs[column].dtype.kind != "f"}
     return {column: counts for column, counts in found.items() if 1 < len(counts) <= len(obs) / 2}
 
 
 def propose_options(obs: pd.DataFrame, values: dict[str, pd.Series], *, of_features: bool) -> tuple[str, list[str]]:
-    """Propose the perturbation, the environment and the controls as options of ``scbd run``.
+    """Propose options of ``scbd run`` for the columns of perturbation and environment, and for the controls.
 
     Parameters
     ----------
     obs
-        Table of the cells.
+        Table of the cells with their labels.
     values
         Number of cells with each value, for each column that may be a label.
     of_features
-        Whether cells have features and not images. With features, a column of wells is proposed as the position on the
-        plate; with images, as an environment.
+        Whether the data are features; otherwise, they are images. For features, a column of wells is proposed as the
+        position on the plate; for images, it is proposed as the environment.
 
     Returns
     -------
-    The options as text, and lines of advice about other columns. An option is an ellipsis, for the user to fill in, if
-    no column is found for it, or if several columns may be the perturbation.
+    The options as one text, and lines of advice about other columns. The value of an option is an ellipsis, for the
+    user to fill in, if no column is found for it, or if several columns may be the perturbation.
     """
     y_key = _propose_perturbation(values)
     e_key, notes = _propose_environment(obs, values, y_key, of_features=of_features)
@@ -339,9 +366,11 @@ def propose_options(obs: pd.DataFrame, values: dict[str, pd.Series], *, of_featu
 
 
 def _propose_perturbation(values: dict[str, pd.Series]) -> str | None:
-    """Return the column that has the name of a perturbation or contains controls; `None` unless it is the only one.
+    """Return the column that is probably the perturbation, or `None` if no column or several columns qualify.
 
-    Columns with both take precedence over columns with the name alone, and these over columns with controls alone.
+    There are two signs: the column has a usual name, such as "gene" or "compound", or its values include a usual name
+    of controls, such as "DMSO". Columns with both signs are preferred to columns with a usual name only, and these to
+    columns with controls only.
     """
     have_controls = [column for column, counts in values.items() if find_likely_controls(counts.index)]
     named = [column for column in values if normalise_name(column) in _PERTURBATIONS]
@@ -352,12 +381,12 @@ def _propose_perturbation(values: dict[str, pd.Series]) -> str | None:
 def _propose_environment(
     obs: pd.DataFrame, values: dict[str, pd.Series], y_key: str | None, *, of_features: bool
 ) -> tuple[str | None, list[str]]:
-    """Return the proposed column of the environment, and at most one line of advice with the alternatives.
+    """Choose the column to propose as the environment, and word at most one line of advice about alternatives.
 
-    Candidates are the columns of the most preferred group of names that occurs (plates, batches and the like come
-    first). Perturbations repeat across a column if at most a tenth of them lie in a single environment. Of the
-    candidates across which perturbations repeat, the one with the fewest environments is proposed. If no candidate
-    qualifies, the one with the fewest perturbations in a single environment is proposed.
+    Columns are recognised by their names. Plates, batches, days and similar are preferred; if there are none, wells
+    (for images), replicates or sites are candidates, in this order. Of the candidates in which at most a tenth of the
+    perturbations occur in only one environment, the one with the fewest environments is chosen. If there is no such
+    candidate, the one in which the fewest perturbations occur in only one environment is chosen.
     """
     named = [
         [column for column in values if column != y_key and pattern.fullmatch(normalise_name(column))]
@@ -388,16 +417,17 @@ def _propose_environment(
 
 
 def find_place_columns(columns: Iterable[str]) -> list[str]:
-    """Return the columns with names of plates, batches, days, wells or replicates, which distinguish replicates.
+    """Return the columns whose names are those of plates, batches, days, wells or replicates.
 
-    Sites (fields of view) are not included, because the sites of a well belong to the same replicate.
+    Cells with different values in such a column belong to different replicates. Columns of sites (fields of view) are
+    not included, because the sites of a well belong to the same replicate.
     """
     patterns = [pattern for pattern in _ENVIRONMENTS if pattern is not _SITE]
     return [column for pattern in patterns for column in columns if pattern.fullmatch(normalise_name(column))]
 
 
 def _count_confounded(obs: pd.DataFrame, y_key: str | None, column: str) -> int:
-    """Return the number of perturbations that lie in a single environment of the column."""
+    """Count the perturbations that occur in only one environment, if ``column`` is taken as the environment."""
     if y_key is None:
         return 0
     pairs = obs[[y_key, column]].dropna().drop_duplicates()
@@ -407,7 +437,10 @@ def _count_confounded(obs: pd.DataFrame, y_key: str | None, column: str) -> int:
 def _describe_controls(
     obs: pd.DataFrame, values: dict[str, pd.Series], y_key: str, controls: Sequence[str]
 ) -> list[str]:
-    """Return a line for each further column that marks labels as controls which ``--control`` does not yet include."""
+    """Return a line of advice for each column that marks perturbations as controls, such as a column "control_type".
+
+    Columns are skipped if all perturbations that they mark as controls are already proposed for ``--control``.
+    """
     lines = []
     for column, counts in values.items():
         kinds = [

@@ -1,4 +1,7 @@
-"""The report of a run: a single HTML page with embedded pictures, which needs no other file and no network."""
+"""Write the report of ``scbd.run``: a single HTML page with embedded pictures.
+
+The page can be opened without any other file and without a network.
+"""
 
 from __future__ import annotations
 
@@ -27,39 +30,43 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from matplotlib.figure import Figure
 
-# number of perturbations (or other labels) that are coloured in a UMAP
+# maximum number of perturbations that are coloured in a UMAP; also the number of coloured labels in a UMAP of a column
+# with more than _MAX_LEGEND_LABELS labels
 _N_COLOURED_LABELS = 10
-# minimum number of cells for a UMAP, which needs a few neighbours per cell, and maximum number of cells drawn
+# _MIN_UMAP_CELLS: minimum number of cells for which a UMAP is drawn, because UMAP needs a few neighbours of each cell.
+# _MAX_UMAP_CELLS: maximum number of cells drawn.
 _MIN_UMAP_CELLS, _MAX_UMAP_CELLS = 5, 5_000
-# more labels would need a legend of two columns, which leaves no room for the cells
+# maximum number of labels that are all coloured in a UMAP; the legend of more labels would have two columns, which
+# would leave no room for the cells
 _MAX_LEGEND_LABELS = 14
-# pictures of cells: maximum number of perturbations (rows), number of crops per row, maximum number of channels
+# Settings of the pictures of cells. _MAX_CROP_PERTURBATIONS: maximum number of perturbations, each drawn as one row.
+# _CROPS_PER_ROW: number of cells per row. _MAX_CHANNELS: maximum number of channels drawn.
 _MAX_CROP_PERTURBATIONS, _CROPS_PER_ROW, _MAX_CHANNELS = 5, 4, 6
 # maximum number of perturbations in the heat map of profiles
 _MAX_PROFILES = 40
-# maximum number of perturbations for which the columns of the heat map are labelled in addition to its rows
+# maximum number of perturbations in the heat map for which its columns have labels as well as its rows
 _MAX_COLUMN_LABELS = 20
-# longer labels in the heat map are shortened
+# maximum number of letters of a label in the heat map; longer labels are shortened
 _MAX_LABEL_LETTERS = 24
-# width of pictures in inches, and dots per inch: a phone shows 4.2 inches on 360 pixels, so that letters of 8 points
-# are 10 pixels high
+# _WIDTH: width of all pictures in inches. _DPI: dots per inch. A phone displays the width of 4.2 inches on 360 pixels,
+# so that letters of 8 points are 10 pixels high.
 _WIDTH, _DPI = 4.2, 200
-# percentiles of pixel values that are drawn black and white
+# percentiles of the pixel values of a channel that are drawn as black and as full brightness in pictures of cells
 _PERCENTILES = 0.5, 99.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Contents of the report of a run.
+    """Contents of the report of ``scbd.run``, from which the HTML page is made.
 
     Parameters
     ----------
     title
-        Title of the page, such as ``"gene by well"``.
+        Title of the page: columns of perturbation and environment, such as ``"gene by well"``.
     verdict
-        Verdict of the run (:attr:`scbd._workflows.verdict.Verdict.text`), usually two sentences.
+        Text that states which embedding is best (:attr:`scbd._workflows.verdict.Verdict.text`), usually two sentences.
     next_step
-        One sentence of advice on what to do next.
+        One sentence that advises the user what to do next.
     best
         Name of the best embedding, as in ``scores``; `None` if no embedding is called best.
     best_rule
@@ -69,38 +76,40 @@ class Report:
         (95 % interval, may be NaN), ``chance`` (may be NaN), ``better`` (``"higher"`` or ``"lower"``), ``n`` and
         ``unit`` (number and kind of the units averaged, such as 12 and ``"perturbations"``).
     terms
-        Explanations of terms in the names of embeddings, by term.
+        Mapping from each term in the names of embeddings, such as ``"sphered"``, to its explanation.
     cells
-        Held-out cells only: ``obs`` with labels, ``obsm`` with embeddings.
+        Held-out cells: labels in ``obs``, and embeddings in ``obsm``.
     embeddings
-        Title and ``obsm`` key of each embedding to draw as a UMAP: inputs first, then z_c.
+        Mapping from the title of each embedding to draw as a UMAP to its key in ``cells.obsm``: the inputs first, then
+        z_c, then the best embedding if it is not z_c.
     y_key, e_keys
         Columns of ``cells.obs`` with the perturbation and with the environments.
     controls
-        Perturbations that are controls; may be empty.
+        Perturbation labels of the controls; may be empty.
     strongest
-        Perturbations with the strongest effects, strongest first. Ten of them are coloured in UMAPs.
+        Perturbations with the strongest effects, in decreasing order. The first ten are coloured in UMAPs.
     history
-        Losses by step, ``model.history``.
+        Training curves, ``model.history``: losses by training step.
     ceiling
-        Supervised loss of a collapsed embedding, see :func:`scbd.pl.history`.
+        Supervised loss of a collapsed embedding, which is drawn as a line in the training curves, see
+        :func:`scbd.pl.history`; `None` to draw no line.
     crops
         Images of held-out cells ``(N, C, H, W)``, the perturbation of each cell, and the names of the channels; `None`
         for features.
     profiles
-        Mean embedding of the held-out cells of each perturbation relative to controls: one row per perturbation.
+        Profiles of perturbations, one row each: mean embedding of the held-out cells, minus that of controls.
         ``profiles.columns.name`` is the name of the embedding.
     decisions
-        Choices that were made automatically, one per row: ``decision``, ``value``, ``n_cells`` (number of cells on
-        which the choice is based, may be missing) and ``why``.
+        Table of the settings that were chosen automatically, one row each: ``decision`` (the setting), ``value``,
+        ``n_cells`` (number of cells on which the choice is based, may be missing) and ``why``.
     warnings
-        Warnings of the run.
+        Warnings of the run and notes on its verdict, one sentence or more each.
     settings, versions
         Settings of the run, and versions of packages, by name.
     code
-        Lines of Python with which the user can continue.
+        Lines of Python with which the user can continue the analysis.
     files
-        Description of the content of each file of the run, by file name.
+        Mapping from the name of each file that the run writes to a description of its content.
     """
 
     title: str
@@ -129,35 +138,38 @@ class Report:
 
 
 class _Picture(NamedTuple):
-    """A picture for the HTML page."""
+    """Picture with caption, in the form in which the template of the HTML page takes it."""
 
     source: str
-    """Data URI of the PNG file."""
+    """Data URI: the bytes of the PNG file as text, which is embedded in the page."""
     width: int
-    """Width in pixels."""
+    """Width of the picture in pixels."""
     height: int
-    """Height in pixels."""
+    """Height of the picture in pixels."""
     alt: str
-    """Description for readers who cannot see the picture."""
+    """Alternative text: a description for readers who cannot see the picture."""
     caption: Sequence[str]
-    """Paragraphs of the caption."""
+    """Caption of the picture, one text per paragraph."""
 
 
 class _Bar(NamedTuple):
-    """Positions along the bar that shows a score, in per cent of its width; `None` if the number is missing."""
+    """Horizontal bar that displays a score in a table of the report, as positions in per cent of the bar's width."""
 
     zero: float
-    """Position of a score of 0."""
+    """Position of a score of 0, in per cent of the width."""
     value: float | None
-    """Position of the score."""
+    """Position of the score, in per cent of the width; `None` if the score is missing."""
     interval: tuple[float, float] | None
-    """Positions of the ends of the interval of the score."""
+    """Positions of both ends of the score's confidence interval, in per cent of the width; `None` if it is missing."""
     chance: float | None
-    """Position of the score expected by chance."""
+    """Position of the score that is expected by chance, in per cent of the width; `None` if it is missing."""
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Render a report as HTML and write it to a file, which appears at ``path`` only when it is complete."""
+    """Draw the pictures of a report, fill the HTML template, and write the page to a file.
+
+    The file appears at ``path`` only when it is complete.
+    """
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -184,13 +196,16 @@ def write_report(report: Report, path: Path) -> None:
 
 @contextmanager
 def _isolated_plotting() -> Iterator[None]:
-    """Restore matplotlib's settings at the end of the block, and close figures that were opened in it."""
+    """Restore matplotlib's settings at the end of the ``with`` block, and close the figures opened in the block.
+
+    In the block, text between dollar signs is not a formula, and warnings of letters missing from a font are hidden.
+    """
     import matplotlib.pyplot as plt
 
     before = set(plt.get_fignums())
     try:
         with plt.rc_context(), warnings.catch_warnings():
-            # without this, matplotlib draws text between dollar signs as a formula
+            # With this setting, matplotlib does not draw a label that contains dollar signs as a formula.
             plt.rcParams["text.parse_math"] = False
             warnings.filterwarnings("ignore", "Glyph .* missing from font")
             yield
@@ -200,7 +215,7 @@ def _isolated_plotting() -> Iterator[None]:
 
 
 def _encode_figure(figure: Figure, alt: str, *caption: str) -> _Picture:
-    """Encode a figure as a PNG in the width of a phone, and close the figure."""
+    """Convert a matplotlib figure to a picture for the page, a PNG as wide as a phone's screen; close the figure."""
     import matplotlib.pyplot as plt
 
     figure.set_figwidth(_WIDTH)
@@ -212,26 +227,27 @@ def _encode_figure(figure: Figure, alt: str, *caption: str) -> _Picture:
 
 
 def _label_table(report: Report) -> pd.DataFrame:
-    """Return the perturbation and the environments of the held-out cells as text, one column each."""
+    """Return a table of the held-out cells with their perturbation and environments as text, one column per label."""
     obs, keys = report.cells.obs, [report.y_key, *report.e_keys]
     labels = {key: label_values(obs, key, allow_missing=True).cat.rename_categories(label_text) for key in keys}
     return pd.DataFrame(labels, index=obs.index)
 
 
 def _held_out_counts(report: Report, labels: pd.DataFrame) -> list[str]:
-    """Return phrases that state the number of held-out cells, and the number of values of each of their labels."""
+    """Return phrases such as "1,200 held-out cells" and "gene: 24 values", for the head of the report."""
     numbers = {key: labels[key].nunique() for key in labels}
     return [f"{report.cells.n_obs:,} held-out cells", *(f"{key}: {n:,} values" for key, n in numbers.items())]
 
 
 def _draw_umaps(report: Report, labels: pd.DataFrame) -> list[tuple[str, list[_Picture]]]:
-    """Draw a UMAP of each embedding, coloured by the perturbation and by each environment.
+    """Draw UMAPs of each embedding of the report, one coloured by the perturbation and one by each environment label.
 
-    Up to 5,000 held-out cells are drawn, chosen at random. An embedding with too few finite cells is skipped.
+    Up to 5,000 held-out cells are drawn, chosen at random. An embedding is skipped if fewer than five of its cells have
+    finite values.
 
     Returns
     -------
-    Title and pictures of each embedding.
+    One pair per embedding: its title, and its pictures.
     """
     from anndata import AnnData
 
@@ -256,15 +272,15 @@ def _draw_umap(report: Report, cells: AnnData, title: str, column: str, missing:
     Parameters
     ----------
     report
-        Contents of the report.
+        Contents of the report, with the controls and the strongest perturbations.
     cells
         Cells to draw, with UMAP coordinates in ``obsm["X"]``.
     title
         Name of the embedding.
     column
-        Column of ``cells.obs`` with the label.
+        Column of ``cells.obs`` with the label by which cells are coloured.
     missing
-        Sentence about cells that are not drawn, for the caption; may be empty.
+        Sentence for the caption about cells that are not drawn, because their embedding is not finite; may be empty.
     """
     cells.obs[column] = cells.obs[column].cat.remove_unused_categories()
     counts = cells.obs[column].value_counts()
@@ -273,7 +289,8 @@ def _draw_umap(report: Report, cells: AnnData, title: str, column: str, missing:
         controls = [name for name in report.controls if name in counts]
         colored = [name for name in report.strongest if name in counts and name not in controls][:_N_COLOURED_LABELS]
         choice = "with the strongest effects" if colored else "with the most cells"
-        # without known effects, more than ten colours would need a legend of two columns
+        # If no strongest perturbations are given, the ten perturbations with the most cells are coloured: a legend of
+        # all perturbations could need two columns.
         colored = colored or [name for name in counts.index if name not in controls][:_N_COLOURED_LABELS]
         kind, meaning = "perturbations", "If cells of one colour lie together, the embedding carries the perturbation."
     else:
@@ -291,12 +308,13 @@ def _draw_umap(report: Report, cells: AnnData, title: str, column: str, missing:
 
 
 def _format_measures(scores: pd.DataFrame, best: str | None) -> list[dict[str, Any]]:
-    """Format the scores as one table per measure, for the template.
+    """Format the scores of embeddings as text and bars for the HTML template, one table per measure.
 
     Returns
     -------
-    One dictionary per measure: ``name``, ``better`` (direction), ``basis`` (number of perturbations or cells), ``rows``
-    (one per embedding) and ``range`` (scores at the left and right end of the bars).
+    One dictionary per measure: ``name``; ``better``, whether higher or lower is better; ``basis``, the number of
+    perturbations or cells over which scores are averaged; ``rows``, one per embedding; and ``range``, the scores at the
+    left and the right end of the bars.
     """
     found = []
     for name, own in scores.groupby("measure", sort=False):
@@ -346,7 +364,10 @@ def _format_measures(scores: pd.DataFrame, best: str | None) -> list[dict[str, A
 
 
 def _count_units(own: pd.DataFrame) -> str:
-    """Return the number of units over which the scores of a measure are averaged, such as "12 perturbations"."""
+    """Return a phrase with the number of units over which the scores of a measure are averaged.
+
+    Examples are "12 perturbations", and "10 to 12 perturbations" if the number differs between embeddings.
+    """
     phrases = []
     for unit, part in own.dropna(subset=["n"]).groupby("unit", sort=False):
         low, high = int(part["n"].min()), int(part["n"].max())
@@ -355,7 +376,12 @@ def _count_units(own: pd.DataFrame) -> str:
 
 
 def _draw_training(report: Report) -> _Picture | None:
-    """Draw the training curves, and explain them in the caption; return `None` without a history of the loss."""
+    """Draw the training curves of the model, and explain them in the caption.
+
+    Returns
+    -------
+    The picture; `None` if the history of the model contains no training loss.
+    """
     if "train_loss" not in report.history:
         return None
     figure = pl.history(report.history, ceiling=report.ceiling)[0].figure
@@ -385,9 +411,10 @@ def _draw_training(report: Report) -> _Picture | None:
 
 
 def _draw_crops(report: Report) -> list[_Picture]:
-    """Draw images of controls and, below them, of cells with the strongest perturbations.
+    """Draw images of a few control cells and, in the rows below, of cells with the strongest perturbations.
 
-    Three channels are drawn in one picture, as red, green and blue. Otherwise there is one grey picture per channel.
+    Images with three channels are drawn in one picture, as red, green and blue. Of other images, each channel is drawn
+    in grey, in a picture of its own.
     """
     if report.crops is None or not len(report.crops[0]):
         return []
@@ -418,14 +445,14 @@ def _draw_crops(report: Report) -> list[_Picture]:
 
 
 def _draw_mosaic(names: Sequence[str], rows: Sequence[np.ndarray], title: str) -> Figure:
-    """Draw rows of images on one canvas, with the name of each row at its left.
+    """Draw images of cells in rows, with the name of each row, such as the perturbation, to its left.
 
     Parameters
     ----------
     names
         Names of the rows.
     rows
-        Images of each row, ``(N, 1, H, W)`` or ``(N, 3, H, W)``, with values between 0 and 1.
+        Images of the cells in each row, ``(N, 1, H, W)`` or ``(N, 3, H, W)``, with values between 0 and 1.
     title
         Title of the figure.
     """
@@ -447,7 +474,8 @@ def _draw_mosaic(names: Sequence[str], rows: Sequence[np.ndarray], title: str) -
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     ax.set_title(wrap_name(title, 40), fontsize="medium")
-    # for square pixels, the height is adapted to the width that remains next to the names
+    # The names of rows take a part of the figure's width. The height of the figure is adapted to the remaining width,
+    # so that pixels of the images are square.
     figure.draw_without_rendering()
     box = ax.get_window_extent()
     pixels = box.width * canvas.shape[0] / canvas.shape[1] - box.height
@@ -456,11 +484,14 @@ def _draw_mosaic(names: Sequence[str], rows: Sequence[np.ndarray], title: str) -
 
 
 def _draw_heat_map(report: Report) -> _Picture | None:
-    """Draw a heat map of the cosines between profiles of perturbations, ordered by hierarchical clustering.
+    """Draw a heat map of the cosine similarities between profiles of perturbations.
+
+    Rows and columns are ordered by hierarchical clustering. Up to 40 perturbations with the strongest effects are
+    drawn, without controls.
 
     Returns
     -------
-    The picture; `None` if fewer than two perturbations have a profile.
+    The picture; `None` if fewer than two perturbations have a profile that is finite and not 0.
     """
     import matplotlib.pyplot as plt
     from scipy.cluster.hierarchy import leaves_list, linkage
@@ -513,7 +544,7 @@ def _shorten_label(name: object) -> str:
 
 
 def _format_decisions(decisions: pd.DataFrame) -> list[dict[str, str]]:
-    """Format the automatic decisions as rows of text."""
+    """Convert the table of automatically chosen settings (:attr:`Report.decisions`) to texts for the HTML template."""
     rows = []
     for row in decisions.to_dict("records"):
         n_cells = row.get("n_cells")
@@ -524,7 +555,7 @@ def _format_decisions(decisions: pd.DataFrame) -> list[dict[str, str]]:
 
 
 def _flatten_settings(settings: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Flatten nested settings: names are joined with dots, and values are converted to text."""
+    """Convert nested settings to a flat mapping: nested names are joined with dots, and values become text."""
     found: dict[str, str] = {}
     for name, value in settings.items():
         if isinstance(value, dict) and value:

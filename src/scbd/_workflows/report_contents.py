@@ -1,4 +1,4 @@
-"""Collect the contents of a run's report from its model, its cells and its verdict."""
+"""Collect the contents of the report of ``scbd.run`` from the model, the embedded cells and the verdict."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from scbd.data._input_location import InputLocation
     from scbd.model._scbd import SCBDModel
 
-# number of strongest perturbations in the report, and number of images of each
+# N_STRONGEST: number of perturbations with the strongest effects that the report lists.
+# CROPS_PER_PERTURBATION: number of images of cells that are read for each of these perturbations and for the controls.
 N_STRONGEST, CROPS_PER_PERTURBATION = 10, 4
-# explanations of terms that occur in the names of embeddings
+# explanations, for readers of the report, of terms that occur in the names of embeddings
 TERMS = {
     "pixel PCA": "principal components of the pixels, without any training",
     "feature PCA": "principal components of the features, without any training",
@@ -39,7 +40,7 @@ TERMS = {
     "ERM": "empirical risk minimisation: the encoder of z_c, trained as a plain classifier of the perturbation",
     "z_c": "the embedding of scbd that should carry the perturbation and not the environment",
 }
-# description of each file that scbd.run writes
+# description, for readers of the report, of each file that scbd.run writes
 FILES = {
     "report.html": "this page",
     "verdict.txt, verdict.csv": "the verdict, and the scores it rests on",
@@ -67,24 +68,26 @@ def collect_report(
     warnings: Sequence[str],
     out: Path,
 ) -> Report:
-    """Collect the contents of ``report.html``.
+    """Collect the contents of the report, which is written to ``report.html``.
 
     Parameters
     ----------
     adata
-        All cells, with the embeddings in ``obsm``.
+        All cells, with their embeddings in ``obsm``.
     model
         The trained model.
     labels
         Labels of all cells.
     judged
-        The verdict.
+        The verdict: the best embedding and the scores behind this choice.
     inputs
         Location of the images or features in ``adata``.
     input_embedding
-        Name and ``obsm`` key of the embedding that represents the inputs in UMAPs.
+        Name and ``obsm`` key of the embedding that represents the inputs in UMAPs (principal components of images or
+        features).
     reference
-        Reference cells with which embeddings were standardised per environment.
+        Reference cells from which the mean and deviation of each environment were estimated, to standardise embeddings;
+        `None` if there are none.
     settings
         Contents of ``settings.json``.
     warnings
@@ -134,7 +137,7 @@ def collect_report(
 def _mean_profiles(z: np.ndarray, y: np.ndarray, controls: Sequence[str]) -> pd.DataFrame:
     """Average an embedding over the cells of each perturbation, and subtract the mean profile of the controls.
 
-    If there are no controls, the mean profile of all perturbations is subtracted.
+    A profile is such an average. If there are no controls, the mean profile of all perturbations is subtracted.
 
     Parameters
     ----------
@@ -143,11 +146,11 @@ def _mean_profiles(z: np.ndarray, y: np.ndarray, controls: Sequence[str]) -> pd.
     y
         Perturbation of each cell, ``(N,)``.
     controls
-        Perturbations that are controls; may be empty.
+        Perturbation labels of the controls; may be empty.
 
     Returns
     -------
-    Profiles, one row per perturbation.
+    Table of the profiles, one row per perturbation.
     """
     names = np.unique(y)
     profiles = pd.DataFrame(label_means(z, y)[1], index=names)
@@ -158,11 +161,12 @@ def _mean_profiles(z: np.ndarray, y: np.ndarray, controls: Sequence[str]) -> pd.
 def _read_crops(
     adata: AnnData, inputs: InputLocation, labels: CellLabels, held_out: np.ndarray, strongest: Sequence[str]
 ) -> tuple[np.ndarray, Sequence[str], Sequence[str]] | None:
-    """Read a few held-out images of the controls and of each of the strongest perturbations.
+    """Read images of a few held-out cells of the controls and of each of the strongest perturbations.
 
     Returns
     -------
-    Images ``(N, C, H, W)``, the perturbation of each, and the names of the channels; `None` for features.
+    Images ``(N, C, H, W)``, the perturbation of each image, and the names of the channels; `None` if the model takes
+    features and not images.
     """
     if inputs.image_key is None:
         return None
@@ -177,7 +181,7 @@ def _read_crops(
 
 
 def _next_step(judged: Verdict, *, has_warnings: bool) -> str:
-    """Return a sentence that advises the user what to do with the result."""
+    """Word the sentence of the report that advises the user how to continue after reading the verdict."""
     read = "Read the warnings, then" if has_warnings else "Next,"
     if judged.best is None:
         return (
@@ -193,13 +197,14 @@ def _next_step(judged: Verdict, *, has_warnings: bool) -> str:
 def _list_decisions(
     model: SCBDModel, labels: CellLabels, reference: ReferenceCells | None, settings: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """List the choices that were made automatically, with the number of cells on which each choice is based.
+    """List the settings of the run that were chosen automatically, such as the encoder and alpha, with reasons.
 
-    A setting that the user gave is not listed.
+    Settings that the user gave are not listed.
 
     Returns
     -------
-    Table with the columns ``decision``, ``value``, ``n_cells`` and ``why``.
+    Table with one row per setting: ``decision`` (the setting), ``value``, ``n_cells`` (number of cells on which the
+    choice is based, may be missing) and ``why``.
     """
     n_train, n_held_out = int(labels.is_train.sum()), int((~labels.is_train).sum())
     n_unseen = len(set(labels.y[labels.is_unseen]))
@@ -232,7 +237,7 @@ def _list_decisions(
 
 
 def _continuation_code(judged: Verdict, labels: CellLabels, out: Path) -> str:
-    """Return lines of Python with which the user can continue: read the cells and draw a UMAP."""
+    """Return lines of Python with which the user can read the embedded cells and draw a UMAP of the best embedding."""
     key = CONTENT_KEY if judged.best is None else BEST_KEY
     what = "z_c" if judged.best is None else f"the best embedding: {judged.best}"
     return (

@@ -1,4 +1,4 @@
-"""The main analysis: train a model, embed all cells, name the best embedding, and write the results."""
+"""The main analysis, ``scbd.run``: train a model, embed all cells, name the best embedding, and write the results."""
 
 from __future__ import annotations
 
@@ -55,10 +55,11 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-# obsm keys of the two embeddings
+# obsm keys of the two embeddings of the model, z_c (content) and z_s (style)
 _BLOCKS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY}
-# files from which an interrupted run continues, and all files of a run: a new run refuses a folder that holds any
+# files from which an interrupted run can be continued
 _STATE_FILES = ("settings.json", "checkpoints/last.ckpt")
+# all files and folders that a run writes; a new run raises an error if its directory contains one of them
 _OUTPUTS = (
     "cells.h5ad",
     "history.csv",
@@ -72,18 +73,21 @@ _OUTPUTS = (
     "verdict.txt",
     *_STATE_FILES,
 )
-# fraction of cells (and of perturbations) held out as test cells; minimum number of perturbations from which some are
-# held out as a whole; and the arguments of train with which users choose the split themselves
+# _TEST_FRACTION: fraction of the cells that are test cells, and fraction of the perturbations that are held out with
+# all of their cells. _MIN_PERTURBATIONS_TO_HOLD_OUT: minimum number of perturbations for holding out whole
+# perturbations. _SPLIT_ARGUMENTS: arguments of SCBDModel.train with which users split the cells themselves.
 _TEST_FRACTION, _MIN_PERTURBATIONS_TO_HOLD_OUT, _SPLIT_ARGUMENTS = 0.2, 30, ("split", "train_size", "validation_size")
-# number of principal components of features, and number of cells that the PCA is fitted to or applied to at a time
+# _N_COMPONENTS: number of principal components of features. _N_PCA_CELLS: number of cells to which the PCA is fitted,
+# and number of cells that it transforms at a time.
 _N_COMPONENTS, _N_PCA_CELLS = 50, 20_000
-# arguments of SCBDModel that the ERM classifier accepts as well
+# arguments of SCBDModel that ERMModel, the plain classifier of the perturbation, accepts as well
 _SHARED_WITH_ERM = (
     *("encoder", "image_size", "intensity", "standardize", "standardize_by", "augment"),
     *("whitening", "whitening_kwargs", "norm"),
 )
-# maximum number of values (cells × features) for which probes use the features themselves: 200 MB in float32, and
-# probes need several times that. Larger tables are represented by their principal components.
+# Maximum number of values (cells × features) of a data set whose features are used in full when embeddings are
+# compared. Larger data sets are represented by their principal components. The limit corresponds to 200 MB in float32,
+# and classifiers on the features (probes) need several times that memory.
 _MAX_PROBED_VALUES = 50_000_000
 
 
@@ -107,9 +111,9 @@ def run(
     **Held-out cells.** By default, a fifth of the cells is held out for testing, drawn at random from each perturbation
     in each environment. With 30 or more perturbations, a fifth of these (never the controls) is also held out with all
     of their cells. A tenth of the remaining cells is used for validation, except for features with the encoder
-    ``"linear"``. Test and validation cells are both held-out cells in the scores. To choose the split, give ``split``
-    or ``train_size`` in ``train_kwargs``. With ``train_size=1.0``, all cells are trained on, and no embedding is called
-    best.
+    ``"linear"``. The scores below are computed on test and validation cells together, the held-out cells. To choose the
+    split, give ``split`` or ``train_size`` in ``train_kwargs``. With ``train_size=1.0``, all cells are trained on, and
+    no embedding is called best.
 
     **The verdict** compares these embeddings, the simplest first:
 
@@ -118,38 +122,39 @@ def run(
     - both of these sphered on the controls, if at least 16 controls are trained on;
     - the standardised inputs whitened within perturbations (:func:`scbd.corrections.wccn`);
     - z_c, and z_c standardised per environment;
-    - a plain classifier of the perturbation (ERM), if ``erm`` is true.
+    - the embedding of a plain classifier of the perturbation (ERM), if ``erm`` is true.
 
     Held-out cells of each perturbation in each environment are averaged into profiles. The score is the average
-    precision with which profiles retrieve profiles of the same perturbation in *other* environments
+    precision with which profiles retrieve their replicates: profiles of the same perturbation in *other* environments
     (:func:`scbd.metrics.replicate_retrieval` with ``against="perturbations"``). If ``position_key`` is given, and
-    enough perturbations have replicates at other positions, only these count.
+    enough perturbations have replicates at other positions of the plate, only replicates at other positions count.
 
-    The embedding with the highest score is best. Embeddings within 0.01 of it count as equal, and the simplest of them
-    is named. If ten or more perturbations were held out as a whole, these alone decide, because an encoder has an
-    advantage on perturbations that it was trained on.
+    The embedding with the highest score is best. Embeddings within 0.01 of the highest score count as equal, and the
+    simplest of them is called best. If ten or more perturbations were held out with all of their cells, the score is
+    the mean over these perturbations only, because an encoder has an advantage on perturbations that it was trained on.
 
-    If perturbations do not repeat across environments, other profiles take the place of replicates. The first of these
-    that the data allow is used, and the verdict names it:
+    If too few perturbations repeat across environments, profiles must retrieve other profiles instead of such
+    replicates. The first of these tasks that the data allow is used, and the verdict names it:
 
-    1. profiles of other perturbations with the same ``mechanism_key``;
-    2. profiles of the same perturbation with another ``guide_key``;
-    3. profiles of the same perturbation in other plates, batches or wells (columns of ``obs`` with such names);
-    4. otherwise, probes of single cells are compared.
+    1. retrieve other perturbations with the same value of ``mechanism_key``;
+    2. retrieve the same perturbation with another value of ``guide_key``;
+    3. retrieve the same perturbation in other plates, batches or wells (columns of ``obs`` with such names);
+    4. if none of this is possible, the perturbation of single cells is predicted by a linear classifier (probe).
 
     The verdict also states how well the environment can be predicted among controls (or within perturbations), by the
-    best of a linear, a quadratic and a nearest-neighbour probe.
+    best of three kinds of probes: linear, quadratic and nearest neighbours.
 
     **Files.** ``model/`` and ``settings.json`` are written as soon as the model is trained, the others at the end:
 
     - ``report.html``: one page with the verdict, pictures and settings;
     - ``verdict.txt`` and ``verdict.csv``: the verdict, and the scores behind it;
-    - ``replicates.csv``: average precision of each perturbation;
-    - ``metrics.csv``: the returned table, probes of single cells;
-    - ``cells.h5ad``: ``adata`` without the inputs, with ``obsm["X_scbd_c"]`` (z_c), ``obsm["X_scbd_s"]`` (z_s, if the
-      model has one), ``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]`` (principal components of the inputs),
-      ``obsm["X_scbd_best"]`` (the best embedding) and ``obs["scbd_split"]`` (part of the split of each cell);
-    - ``history.csv``, ``training_curves.png`` and ``umap.png``;
+    - ``replicates.csv``: average precision of each perturbation, one column per embedding;
+    - ``metrics.csv``: the returned table, with scores of probes of single cells;
+    - ``cells.h5ad``: ``adata`` without the images or features, with ``obsm["X_scbd_c"]`` (z_c), ``obsm["X_scbd_s"]``
+      (z_s, if the model has one), ``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]`` (principal components of the
+      images or features), ``obsm["X_scbd_best"]`` (the best embedding) and ``obs["scbd_split"]`` (``"train"``,
+      ``"validation"`` or ``"test"``);
+    - ``history.csv``, ``training_curves.png`` and ``umap.png``: losses by step, and UMAPs of the embeddings;
     - ``checkpoints/``: states from which an interrupted run continues. It can be deleted after the run.
 
     Parameters
@@ -161,9 +166,9 @@ def run(
     out
         Directory of the results. It is created if it is missing.
     mechanism_key
-        Column or columns with a label that several perturbations share, such as the mechanism of action.
+        Column or columns of ``obs`` with a label that several perturbations share, such as the mechanism of action.
     guide_key
-        Column with the reagent, such as the guide RNA.
+        Column of ``obs`` with the reagent of each cell, such as the guide RNA.
     erm
         If true, also train a plain classifier on the same inputs and cells (:class:`scbd.baselines.ERMModel`), to be
         compared with z_c. Default: true for features, where it takes seconds; false for images, where it takes about as
@@ -180,10 +185,11 @@ def run(
 
     Returns
     -------
-    The table of :func:`scbd.evaluate`: linear probes of z_c, z_s, the inputs, the inputs standardised per environment,
-    and the standardised inputs whitened within perturbations. The inputs are represented by 50 principal components if
-    they are images, or features with more than 50 million values. ``attrs["verdict"]`` is the text of ``verdict.txt``,
-    and ``attrs["scores"]`` the table of ``verdict.csv``.
+    Table of :func:`scbd.evaluate`, with scores of linear probes that predict perturbation and environment from z_c,
+    z_s, the inputs, the inputs standardised per environment, and the standardised inputs whitened within perturbations.
+    Images, and features with more than 50 million values, are represented by 50 principal components.
+    ``attrs["verdict"]`` of the table is the text of ``verdict.txt``, and ``attrs["scores"]`` the table of
+    ``verdict.csv``.
 
     Raises
     ------
@@ -193,7 +199,7 @@ def run(
     PermissionError
         If ``out`` is not writable.
     KeyError, TypeError, ValueError
-        If ``adata`` or a setting cannot be used for training, or if a part of ``adata`` cannot be written to a file.
+        If ``adata`` or a setting cannot be used for training, or if an entry of ``adata`` cannot be written to a file.
         These errors are raised before anything is written.
 
     Examples
@@ -224,7 +230,9 @@ def run(
     settings = json.loads((out / "settings.json").read_text(encoding="utf-8"))
     messages += settings.get("warnings", [])
 
-    for key in (*_BLOCKS.values(), BEST_KEY):  # embeddings of an earlier model must not remain
+    # Embeddings that an earlier run has stored in adata are removed, so that they are not mistaken for results of this
+    # run, which may not have all of them.
+    for key in (*_BLOCKS.values(), BEST_KEY):
         adata.obsm.pop(key, None)
     blocks = {name: key for name, key in _BLOCKS.items() if name == "z_c" or model.module.style is not None}
     for name, key in blocks.items():
@@ -235,7 +243,8 @@ def run(
     environments = [columns] if model.module.covariates is None else [(column,) for column in columns]
     crosses = {CROSS_SEPARATOR.join(several): several for several in (as_columns(y_key), *environments)}
     for label, several in crosses.items():
-        if len(several) > 1:  # a single column is in obs already
+        # Several columns of a label are combined into a new column of obs; a single column is in obs already.
+        if len(several) > 1:
             adata.obs[label] = label_values(adata.obs, several)
     y_name, *e_names = crosses
     labels = _cell_labels(adata.obs, model, y_name, e_names, setup, mechanism_key, guide_key)
@@ -286,12 +295,13 @@ def run(
 
 
 def _new_directory(out: str | os.PathLike[str], *, resume: bool) -> Path:
-    """Check the directory of a new or resumed run, and return its path.
+    """Check that a run can write its results to the directory ``out``, and return the path of the directory.
 
     Raises
     ------
     FileExistsError
-        If the directory contains a run that is not to be resumed, or a ``cells.h5ad`` that does not belong to a run.
+        If the directory contains files of a run and ``resume`` is false; or if it contains a ``cells.h5ad`` that does
+        not belong to a run, and would be overwritten.
     """
     out = check_output_directory(out)
     if not resume and any((out / name).exists() for name in _OUTPUTS):
@@ -312,24 +322,24 @@ def _cell_labels(
     mechanism_key: str | Sequence[str] | None,
     guide_key: str | None,
 ) -> CellLabels:
-    """Collect the labels of all cells that corrections and the verdict need.
+    """Collect all labels of the cells that batch corrections and the verdict need, from columns of ``obs``.
 
     Parameters
     ----------
     obs
         Table of the cells.
     model
-        The trained model, for the training cells.
+        The trained model, which specifies the training cells.
     y_name, e_names
-        Columns of the perturbation, and of each environment.
+        Columns of ``obs`` with the perturbation, and with each environment label.
     setup
-        Arguments of ``setup_anndata``.
+        Arguments of ``setup_anndata`` by name.
     mechanism_key, guide_key
         See :func:`run`.
     """
 
     def texts(columns: str | Sequence[str]) -> dict[str, np.ndarray]:
-        """Return the text of the label of each cell, for each column; "" where it is missing."""
+        """Return a mapping from each column to its labels as text, one per cell; a missing label becomes ""."""
         named = {column: label_values(obs, column, allow_missing=True) for column in as_columns(columns)}
         return {
             column: np.array([*map(label_text, values.cat.categories), ""], dtype=object)[values.cat.codes]
@@ -360,9 +370,10 @@ def _cell_labels(
 
 
 def _named_inputs(adata: AnnData, inputs: InputLocation, labels: CellLabels, pca_key: str) -> tuple[str, np.ndarray]:
-    """Return the name and the values of the inputs that are compared with z_c.
+    """Return the inputs of the model as an embedding that is compared with z_c: its name, and its values ``(N, D)``.
 
-    These are the features, scaled over all training cells, or the principal components of images and of large tables.
+    Features are scaled to mean 0 and variance 1 over the training cells. Images, and features with more than 50 million
+    values, are represented by their principal components.
     """
     source = inputs.source(adata)
     if inputs.image_key is None and source.shape[0] * source.shape[1] <= _MAX_PROBED_VALUES:
@@ -375,10 +386,14 @@ def _named_inputs(adata: AnnData, inputs: InputLocation, labels: CellLabels, pca
 def _erm_embedding(
     adata: AnnData, setup: Mapping[str, Any], model: Mapping[str, Any], out: Path, training: Mapping[str, Any]
 ) -> np.ndarray:
-    """Train the ERM classifier with the settings that it shares with SCBD, and return its embedding of all cells."""
+    """Train a plain classifier of the perturbation (ERM), and return its embedding of all cells.
+
+    The classifier has the same inputs, split and settings as the SCBD model, as far as it has these settings.
+    """
     notes, level = logging.getLogger("scbd"), logging.getLogger("scbd").level
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # SCBD has raised the same warnings on these cells
+        # The user has seen the warnings about these cells and settings in the training of the SCBD model.
+        warnings.simplefilter("ignore")
         notes.setLevel(logging.ERROR)
         try:
             ERMModel.setup_anndata(adata, **setup)
@@ -397,11 +412,11 @@ def _default_split(
     train_size: float,
     seed: int,
 ) -> Split:
-    """Split cells into training, validation and test cells.
+    """Split cells at random into training, validation and test cells.
 
-    Test cells are a fifth of the cells of each perturbation in each environment. With 30 or more perturbations, a fifth
-    of these is also held out with all of their cells. The fraction ``train_size`` of the remaining cells is trained on,
-    the rest is for validation.
+    Test cells are a fifth of the cells of each perturbation in each environment. With 30 or more perturbations, all
+    cells of a fifth of the perturbations are test cells, too. The fraction ``train_size`` of the remaining cells are
+    training cells, and the others are validation cells.
 
     Parameters
     ----------
@@ -410,10 +425,10 @@ def _default_split(
     y_key, e_key
         Columns of perturbation and environment.
     control
-        Label or labels of the controls, which are never held out as a whole. If `None`, perturbations that have usual
-        names of controls are taken for these.
+        Label or labels of the controls, which always have training cells. If `None`, perturbations with a usual name of
+        controls, such as DMSO, count as controls.
     train_size
-        Fraction of the cells that are not tested on which is used for training.
+        Fraction of the cells outside the test cells that are training cells.
     seed
         Seed of the split.
     """
@@ -433,13 +448,13 @@ def _default_split(
 
 
 def compute_input_pca(adata: AnnData, inputs: InputLocation, seed: int) -> np.ndarray:
-    """Compute principal components of the pixels, or of the standardised features.
+    """Compute principal components of the inputs: the pixels of images, or features scaled to variance 1.
 
-    The PCA of features is fitted to up to 20,000 randomly drawn cells.
+    The PCA of features is fitted to up to 20,000 randomly drawn cells, and applied to all cells.
 
     Returns
     -------
-    Components of all cells, float32 ``(N, 50)``; fewer than 50 if there are fewer features or cells.
+    Principal components of all cells, float32 ``(N, 50)``; fewer than 50 if there are fewer features or cells.
     """
     if inputs.image_key is not None:
         return pixel_pca(adata, image_key=inputs.image_key, channels=inputs.channels, seed=seed)
@@ -456,7 +471,10 @@ def compute_input_pca(adata: AnnData, inputs: InputLocation, seed: int) -> np.nd
 
 
 def _store_split(obs: pd.DataFrame, model: SCBDModel) -> None:
-    """Store the part of the split of each cell in ``obs``, because scores on training cells are too high."""
+    """Store in ``obs`` whether each cell was a training, validation or test cell of the model.
+
+    Users need this column to exclude training cells from scores, because scores on training cells are too high.
+    """
     part = np.full(len(obs), NOT_IN_SPLIT, dtype=object)
     for name in ("train", "validation", "test"):
         part[getattr(model, f"{name}_indices")] = name
@@ -466,7 +484,7 @@ def _store_split(obs: pd.DataFrame, model: SCBDModel) -> None:
 def _write_pictures(
     adata: AnnData, report: Report, labels: Sequence[str], blocks: Mapping[str, str], out: Path, seed: int
 ) -> None:
-    """Write ``training_curves.png``, and ``umap.png`` with UMAPs of the embeddings."""
+    """Write the pictures of the run: ``training_curves.png``, and ``umap.png`` with UMAPs of the embeddings."""
     from scbd import pl
 
     save_figure(pl.history(report.history, ceiling=report.ceiling)[0].figure, out / "training_curves.png")
@@ -475,7 +493,10 @@ def _write_pictures(
 
 
 def _without_inputs(adata: AnnData, inputs: InputLocation) -> AnnData:
-    """Return the cells without the inputs and without scvi-tools' entries in ``uns``, in types that can be written."""
+    """Return a copy of the cells that can be written to an ``.h5ad`` file, without the images or features.
+
+    Entries that scvi-tools adds to ``uns`` are removed, too. Columns of types that cannot be written are converted.
+    """
     from anndata import AnnData
 
     obsm = {
@@ -490,13 +511,13 @@ def _without_inputs(adata: AnnData, inputs: InputLocation) -> AnnData:
 def _check_writable(cells: AnnData) -> None:
     """Raise ``ValueError`` if an entry of ``uns`` or ``obsm`` cannot be written to an ``.h5ad`` file.
 
-    Entries are written to an HDF5 file in memory. Data frames are not tested, since :func:`storable` has made them
-    writable.
+    As a test, entries are written to an HDF5 file in memory. Data frames are not tested, because :func:`as_storable`
+    has converted them to types that can be written.
     """
     import h5py
     from anndata.io import write_elem
 
-    # the first row of an array is enough to test whether its type can be written
+    # Only the first row of each array in obsm is written, because it is enough to test the type of the array.
     rows = {key: value[:1] for key, value in cells.obsm.items() if not isinstance(value, pd.DataFrame)}
     parts = [("uns", key, value) for key, value in cells.uns.items()]
     parts += [("obsm", key, value) for key, value in rows.items()]

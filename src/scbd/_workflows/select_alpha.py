@@ -1,4 +1,7 @@
-"""Choose alpha without using a test environment, and test in advance whether invariance can help."""
+"""Choose alpha, the weight of the invariance loss, and test in advance whether invariance can help on a data set.
+
+Alpha is chosen without a test environment.
+"""
 
 from __future__ import annotations
 
@@ -36,36 +39,41 @@ logger = logging.getLogger(__name__)
 
 Criterion = Literal["kept", "unseen"]
 
-# values of alpha to try; the scale of alpha depends on the form of the invariance loss
+# Values of alpha that are tried by default, for the form "variance" of the invariance loss and for the other forms
+# (under "listing"). They differ because the scale of alpha depends on the form.
 _DEFAULT_ALPHAS = {"variance": (0.0, 0.003, 0.01, 0.03, 0.1), "listing": (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)}
-# fraction of the best accuracy above chance that the chosen alpha has to keep
+# With the criterion "kept", the chosen alpha must reach this fraction of the highest accuracy above chance.
 _KEPT_FRACTION = 0.97
-# default fraction of training cells, also for encoders that otherwise train on all cells: alpha is chosen on the rest
+# Default fraction of the cells that are trained on; alpha is chosen on the other cells. The default also applies to
+# encoders that are otherwise trained on all cells by default.
 _DEFAULT_TRAIN_SIZE = 0.9
-# maximum numbers of cells for the accuracy that alpha is chosen by, and for the probes of the environment
+# _MAX_ASSUMPTION_CELLS: maximum number of cells on which the accuracy of a trained model is computed.
+# _MAX_CELLS_PER_PROBE: maximum number of cells for classifiers (probes) that predict the environment.
 _MAX_ASSUMPTION_CELLS, _MAX_CELLS_PER_PROBE = 100_000, 20_000
 
 
 @dataclass(frozen=True)
 class AlphaSelection:
-    """Result of :func:`select_alpha`.
+    """Choice of alpha, the weight of the invariance loss, by :func:`select_alpha`, with the scores behind it.
 
     Attributes
     ----------
     alpha
-        The chosen value.
+        The chosen value of alpha.
     criterion
-        The criterion that was used, ``"kept"`` or ``"unseen"``.
+        The criterion by which alpha was chosen, ``"kept"`` or ``"unseen"``.
     threshold
-        Accuracy that the chosen alpha had to reach.
+        Accuracy of the perturbation that the chosen alpha had to reach.
     curve
-        One row per alpha: mean ``accuracy`` of the perturbation and its standard deviation ``sd`` over runs; mean
-        accuracies of probes of the environment (``"e from z_c"``, ``"e from r_c"``); number of ``runs``; ``threshold``;
-        and ``kept``, whether the accuracy reaches the threshold.
+        Table with one row per alpha: ``accuracy``, the mean accuracy with which the perturbation is predicted, and its
+        standard deviation ``sd`` over runs; ``"e from z_c"`` and ``"e from r_c"``, the mean accuracies with which
+        linear classifiers predict the environment from z_c and from the intermediate representation r_c; the number of
+        ``runs``; ``threshold``; and ``kept``, whether the accuracy reaches the threshold.
     runs
-        One row per run: ``seed``, ``held_out`` environments and ``alpha``; ``accuracy`` of the perturbation, its
-        ``chance`` level and the number of ``cells`` it was computed on; accuracies of the probes of the environment and
-        their chance level ``"e chance"``; and the values of ``model.health``.
+        Table with one row per trained model: ``seed``, ``held_out`` environments and ``alpha``; ``accuracy`` of the
+        perturbation, its ``chance`` level and the number of ``cells`` on which it was computed; the accuracies of the
+        environment, ``"e from z_c"`` and ``"e from r_c"``, and their chance level ``"e chance"``; and the diagnostics
+        in ``model.health``.
 
     Examples
     --------
@@ -81,7 +89,11 @@ class AlphaSelection:
     runs: pd.DataFrame
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Plot the accuracies against alpha, with standard deviations over runs, the threshold and the choice."""
+        """Plot the accuracies of perturbation and environment against alpha.
+
+        Error bars are standard deviations over runs. A dotted line is the accuracy that alpha has to reach, and a
+        vertical line is the chosen alpha.
+        """
         import matplotlib.pyplot as plt
 
         if ax is None:
@@ -101,7 +113,7 @@ class AlphaSelection:
         return ax
 
     def __repr__(self) -> str:
-        """Return a text with the choice and the curve."""
+        """Return a text with the chosen alpha and the table :attr:`curve`."""
         return f"alpha {self.alpha:g} ({self.criterion}: accuracy of at least {self.threshold:.3f})\n{self.curve}"
 
 
@@ -121,17 +133,19 @@ def select_alpha(
 ) -> AlphaSelection:
     r"""Train at several alphas, and choose the largest alpha that costs no accuracy, without using a test environment.
 
-    Let :math:`a` be the best mean accuracy of the perturbation over all alphas, :math:`c` the accuracy of always
-    predicting the most frequent perturbation, and :math:`s` a standard error. An alpha is acceptable if its mean
-    accuracy is at least
+    Alpha is the weight of the invariance loss. The accuracy is that with which the perturbation is predicted from z_c.
+    Let :math:`a` be the highest mean accuracy over all alphas, which is reached at the best alpha, :math:`c` the
+    accuracy of always predicting the most frequent perturbation, and :math:`s` a standard error. An alpha is acceptable
+    if its mean accuracy is at least
 
     .. math:: c + \kappa\,(a - c) - s.
 
     The choice is the largest alpha such that all alphas from the best one up to the choice are acceptable.
 
-    The standard error is that of a proportion or that of runs, whichever is larger. The standard error of runs is that
-    of the *differences* in accuracy between an alpha and the best alpha, paired by run, if all alphas have runs with
-    the same seeds and held-out environments. Otherwise it is that of the best alpha's runs.
+    The standard error :math:`s` is the larger of two: the standard error of the best alpha's accuracy as a proportion
+    of cells, and the standard error over runs. If all alphas have runs with the same seeds and held-out environments,
+    the latter is that of the *differences* in accuracy between an alpha and the best alpha, paired by run. Otherwise,
+    it is that of the accuracies of the best alpha's runs.
 
     Parameters
     ----------
@@ -140,15 +154,16 @@ def select_alpha(
     y_key, e_key
         Columns of perturbation and environment, one or several each.
     alphas
-        Values to try, at least two. By default five between 0 and 0.1, or for the contrastive forms of the invariance
-        loss six between 0 and 100.
+        Values of alpha to try, at least two. By default five values between 0 and 0.1, or for the contrastive forms of
+        the invariance loss six values between 0 and 100.
     criterion
         ``"kept"``: accuracy is measured on validation cells, and :math:`\kappa` is 0.97.
 
-        ``"unseen"``: each environment is held out in turn, accuracy is measured on its cells, and :math:`\kappa` is 1.
+        ``"unseen"``: environments are held out in turn, accuracy is measured on their cells, and :math:`\kappa` is 1.
         This needs at least three environments, and multiplies the number of runs by the number of folds.
     n_folds
-        Number of groups of environments to hold out, for ``"unseen"``. By default, each environment is a group.
+        Number of folds for ``criterion="unseen"``: groups of environments, which are held out in turn. By default, each
+        environment is a group.
     n_seeds
         Number of runs of each alpha (and fold), with different initial weights and batches.
     out
@@ -162,21 +177,21 @@ def select_alpha(
 
     Returns
     -------
-    The choice, the curve and all runs.
+    The chosen alpha, with tables of the accuracies of each alpha and of each run.
 
     Raises
     ------
     KeyError
         If a column is missing.
     ValueError
-        If there are too few alphas, environments or cells to choose by, or a setting cannot be used; this is checked
-        before any training. It is also raised if ``out`` holds runs of other cells or settings, or if every alpha has a
-        run that diverged.
+        If there are too few alphas, environments or validation cells, or if a setting cannot be used; this is checked
+        before any training. Also if ``out`` holds runs of other cells or settings, or if each alpha has a run whose
+        training diverged.
 
     Warns
     -----
     UserWarning
-        If a run diverged. Its alpha is not chosen.
+        If the training of a run diverged. The alpha of this run cannot be chosen.
 
     References
     ----------
@@ -242,7 +257,10 @@ def select_alpha(
 
 
 def _check_alphas(alphas: Sequence[float] | None, invariance: str) -> list[float]:
-    """Return the sorted alphas to try, or the default values for the form of the invariance loss."""
+    """Check the values of alpha that the user gave, and return them sorted, without duplicates.
+
+    If the user gave no values, the default values for the form of the invariance loss (``invariance``) are returned.
+    """
     if alphas is None:
         alphas = _DEFAULT_ALPHAS["variance" if invariance == "variance" else "listing"]
     if any(isinstance(alpha, str) for alpha in alphas):
@@ -256,7 +274,7 @@ def _check_alphas(alphas: Sequence[float] | None, invariance: str) -> list[float
 
 
 def _split_environments(names: np.ndarray, n_folds: int | None) -> list[list[str]]:
-    """Divide the environments at random into groups that are held out in turn."""
+    """Divide the names of environments at random into ``n_folds`` groups, which are held out of training in turn."""
     if len(names) < 3:
         msg = (
             f"criterion='unseen' holds environments out and learns invariance from the others: it needs three, there "
@@ -272,7 +290,11 @@ def _split_environments(names: np.ndarray, n_folds: int | None) -> list[list[str
 
 
 def _check_settings(adata: AnnData, model: Mapping[str, Any], training: Mapping[str, Any], *, unseen: bool) -> None:
-    """Raise a ValueError if a setting cannot be the same in all runs, or leaves no cells to score."""
+    """Raise ``ValueError`` if the settings cannot be used for all runs of :func:`select_alpha`.
+
+    Examples are an alpha or a seed, which differ between runs, and a split without validation cells, on which the
+    criterion "kept" measures the accuracy.
+    """
     split = training.get("split")
     taken = {"alpha", "seed"} | ({"split"} if unseen and split is not None else set())
     check_repeatable(model, training, taken)
@@ -285,10 +307,15 @@ def _check_settings(adata: AnnData, model: Mapping[str, Any], training: Mapping[
 
 
 def _score_run(model: SCBDModel, scored: np.ndarray, y: np.ndarray, e: np.ndarray) -> dict[str, float]:
-    """Compute the scores of a trained model for the table of runs.
+    """Compute the scores of a trained model, one row of the table :attr:`AlphaSelection.runs`.
 
-    They are the accuracy of y in z_c by the nearest class mean, on the cells ``scored``; accuracies of probes of e in
-    r_c and z_c, on validation cells, whose environments were in training; and the health of the model.
+    The scores are:
+
+    - the accuracy with which the perturbation ``y`` of the cells ``scored`` is predicted from z_c, by the nearest mean
+      of the training cells of a perturbation, with its chance level;
+    - the accuracies with which a linear classifier (probe) predicts the environment ``e`` of validation cells from z_c
+      and from the intermediate representation r_c, with their chance level;
+    - the diagnostics ``model.health``.
     """
     learned, scored, new = map(_subsample, (model.train_indices, scored, model.validation_indices))
     if not len(scored):
@@ -319,30 +346,35 @@ def _subsample(rows: np.ndarray) -> np.ndarray:
 
 
 def _majority_accuracy(labels: np.ndarray) -> float:
-    """Return the accuracy of always predicting the most frequent label; NaN without cells."""
+    """Return the accuracy of always predicting the most frequent label, the chance level; NaN if there are no cells."""
     return float(pd.Series(labels).value_counts(normalize=True).max()) if len(labels) else math.nan
 
 
 def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: float | None = None) -> AlphaSelection:
-    r"""Choose alpha from the runs of a sweep, by the rule of :func:`select_alpha`.
+    r"""Choose alpha, the weight of the invariance loss, from models trained at several alphas.
+
+    The rule is that of :func:`select_alpha`.
 
     Parameters
     ----------
     runs
-        One row per run, with ``alpha``, ``accuracy``, ``chance`` and ``cells`` (the number of cells that the accuracy
-        was computed on). If there are columns ``seed`` and ``held_out``, runs with equal values are compared in pairs.
+        Table with one row per trained model and the columns ``alpha``; ``accuracy``, the accuracy of the predicted
+        perturbation; ``chance``, its chance level; and ``cells``, the number of cells on which it was computed. If
+        there are columns ``seed`` and ``held_out``, runs of different alphas with equal values in these columns are
+        compared in pairs.
     criterion
-        See :func:`select_alpha`.
+        Criterion that was used in the runs, ``"kept"`` or ``"unseen"``, see :func:`select_alpha`.
     keep
-        Value of :math:`\kappa`. The default depends on the criterion.
+        Fraction :math:`\kappa` of the highest accuracy above chance that must be reached, from 0 to 1. Default: 0.97
+        for ``"kept"``, and 1 for ``"unseen"``.
 
     Raises
     ------
     KeyError
         If a column is missing.
     ValueError
-        If there are fewer than two alphas, every alpha has a run whose accuracy is NaN, there is no such criterion, or
-        ``keep`` is not between 0 and 1.
+        If there are fewer than two alphas, if each alpha has a run whose accuracy is NaN, if the criterion does not
+        exist, or if ``keep`` is not between 0 and 1.
     """
     check_choice("criterion", criterion, Criterion)
     missing = [column for column in ("alpha", "accuracy", "chance", "cells") if column not in runs]
@@ -361,7 +393,8 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
     curve = groups[["accuracy", *probes]].mean()
     curve.insert(1, "sd", groups["accuracy"].std())
     curve["runs"] = groups.size()
-    # an alpha with a diverged run is not compared, because its remaining runs are biased upwards
+    # The accuracy of an alpha is NaN if the training of one of its runs diverged: the mean accuracy over its other runs
+    # would be too high.
     curve["accuracy"] = curve["accuracy"].where(groups["accuracy"].count() == curve["runs"])
     if curve["accuracy"].isna().all():
         msg = "Each alpha has a run whose accuracy is NaN: there is nothing to choose by."
@@ -376,9 +409,10 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
 
 
 def _standard_error_over_runs(runs: pd.DataFrame, best: float) -> pd.Series | float:
-    """Return the standard error of the difference in accuracy between each alpha and the best one, over paired runs.
+    """Compute the standard error, over runs, of the difference in accuracy between each alpha and the best alpha.
 
-    If runs are not paired, return the standard error of the best alpha. It is NaN for a single run.
+    Differences are taken between runs with the same seed and held-out environments. If not all alphas have such paired
+    runs, the standard error of the accuracy of the best alpha is returned. Standard errors are NaN for a single run.
     """
     run = [runs[column].astype(str) for column in ("seed", "held_out") if column in runs]
     by_alpha = runs.set_index([*run, "alpha"])["accuracy"]
@@ -403,29 +437,31 @@ def check_assumption(
     model_kwargs: dict[str, Any] | None = None,
     **train_kwargs: Any,
 ) -> pd.DataFrame:
-    """Train plain classifiers in many ways, to test if those with higher accuracy in distribution generalise worse.
+    """Test in advance whether invariance can help, that is, whether more accurate classifiers generalise worse.
 
-    SCBD removes features that distinguish environments. This helps where such features are misleading: where the
-    accuracies in distribution and in an unseen environment are *negatively* correlated over runs of empirical risk
-    minimisation. Where they are positively correlated, as on PACS and VLCS, there is no trade-off to exploit (paper,
-    section 4.1; Teney et al., 2024).
+    SCBD removes features that distinguish environments. This helps if such features mislead a classifier in new
+    environments. Plain classifiers (empirical risk minimisation, ERM) are therefore trained with many settings. The
+    accuracy of each is measured in distribution (new cells of the training environments) and in held-out environments.
+    If the two accuracies are *negatively* correlated over classifiers, invariance can help. If they are positively
+    correlated, as on PACS and VLCS, there is no trade-off to exploit (paper, section 4.1; Teney et al., 2024).
 
     Parameters
     ----------
     adata
         Cells, see :meth:`scbd.SCBDModel.setup_anndata`.
     y_key, e_key
-        Columns of label and environment.
+        Columns of the label to predict (the perturbation) and of the environment.
     setup_kwargs
         Further arguments of ``setup_anndata``, such as the keys of images or features, or the controls.
     held_out
         Environments to test on. All other environments are used for training and validation.
     lrs, weight_decays, max_steps
-        Values of the training settings. One classifier is trained for each combination.
+        Learning rates, weight decays and numbers of training steps to try. One classifier is trained for each
+        combination.
     batch_size
         Number of cells per batch.
     validation_size
-        Fraction of the cells of the other environments that is used for validation.
+        Fraction of the cells outside the held-out environments that is used for validation.
     seed
         Seed of the split, the initial weights and the batches.
     model_kwargs, **train_kwargs
@@ -433,11 +469,11 @@ def check_assumption(
 
     Returns
     -------
-    One row per run: ``lr``, ``weight_decay``, ``max_steps``, and the accuracies ``own in`` (validation cells) and
-    ``own out`` (cells of held-out environments) of the classifier.
+    Table with one row per classifier and the columns ``lr``, ``weight_decay`` and ``max_steps``; ``own in``, its
+    accuracy in distribution, on validation cells; and ``own out``, its accuracy on the cells of held-out environments.
 
-    Inspect the correlation of the two accuracies over the better half of the runs in distribution, because runs with
-    low accuracy are not informative about spurious features.
+    To interpret the table, correlate the two accuracies over the better half of the classifiers by ``own in``, because
+    classifiers with a low accuracy are not informative about misleading features.
 
     Raises
     ------
@@ -464,7 +500,7 @@ def check_assumption(
         seed_everything(seed)
         model = ERMModel(adata, **(model_kwargs or {}))
         settings = {"lr": lr, "weight_decay": decay, "max_steps": steps}
-        # score each classifier at its best validation loss, i.e. in distribution
+        # Each classifier is scored with the weights of its lowest validation loss, which is measured in distribution.
         how = {"batch_size": batch_size, "seed": seed, "load_best": True} | settings
         model.train(split=split, **how | train_kwargs)
         parts = {"own in": split.validation, "own out": split.test}

@@ -1,4 +1,4 @@
-"""Measure how fast this machine reads the user's cells, trains on them and embeds them."""
+"""Measure how fast this machine reads the user's cells, trains a model on them and embeds them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ if TYPE_CHECKING:
     import lightning.pytorch as L
     from anndata import AnnData
 
-# duration, in seconds, of the measurements of reading and of training (embedding: a quarter of it); number of first
-# training steps that are excluded as warm-up
+# _MEASURED_SECONDS: duration in seconds of the measurement of reading, and of that of training; embedding is measured
+# for a quarter of this time. _N_WARM_UP_STEPS: number of training steps at the beginning that are excluded as warm-up.
 _MEASURED_SECONDS, _N_WARM_UP_STEPS = 10.0, 2
 
 
 class _SpeedCallback(Callback):
-    """Callback that measures the speed of reading and of training steps, and stops training after ten seconds."""
+    """Lightning callback that measures the speed of reading and of training, and stops training after ten seconds."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Read batches as training does and discard them, before the operating system has them in its cache."""
+        """Measure the speed of reading: read batches as training does for up to ten seconds, and discard them.
+
+        This happens before training, when the operating system does not have the cells in its cache yet.
+        """
         start, n_cells = time.perf_counter(), 0
         with closing(iter(trainer.datamodule.train_dataloader())) as batches:  # type: ignore[attr-defined]
             for batch in batches:
@@ -43,14 +46,15 @@ class _SpeedCallback(Callback):
         self._ends = [time.perf_counter()]
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *rest: Any) -> None:
-        """Record the time at which a step has ended; reading the loss waits for the device."""
+        """Record the time at which a training step has ended, and stop training after ten seconds."""
+        # Reading the value of the loss waits until a GPU has finished the step.
         outputs["loss"].item()
         self._ends.append(time.perf_counter())
         trainer.should_stop = self._ends[-1] - self._ends[0] > _MEASURED_SECONDS
 
     @property
     def seconds_per_step(self) -> float:
-        """Mean duration of a training step in seconds, excluding up to two warm-up steps."""
+        """Mean duration of a training step in seconds, without the first two steps (warm-up) if there are enough."""
         ends = self._ends[min(_N_WARM_UP_STEPS, len(self._ends) - 2) :]
         return (ends[-1] - ends[0]) / (len(ends) - 1)
 
@@ -64,9 +68,9 @@ def measure_speed(
     model_kwargs: Mapping[str, Any],
     train_kwargs: Mapping[str, Any],
 ) -> str:
-    """Measure the speed of reading, training and embedding for some seconds each, and return the results as a text.
+    """Measure for some seconds each how fast cells are read, trained on and embedded; return the results as a text.
 
-    A model is set up and trained as by :func:`scbd.run`. No result is kept.
+    A model is set up and trained as by :func:`scbd.run`, but only for about ten seconds. The model is not kept.
 
     Parameters
     ----------
@@ -75,9 +79,9 @@ def measure_speed(
 
     Returns
     -------
-    Text of four lines. The first line names the device, and on a CPU the number of threads. The other lines state the
-    speeds of reading, training and embedding in cells per second, with the expected time for all training steps and
-    for embedding all cells.
+    Text of four lines. The first line contains the device, and on a CPU the number of threads. The other lines contain
+    the speeds of reading, training and embedding in cells per second, and the expected times for all training steps
+    and for one embedding of all cells.
 
     Raises
     ------
@@ -87,7 +91,8 @@ def measure_speed(
     seed_everything(0)
     SCBDModel.setup_anndata(adata, y_key=y_key, e_key=e_key, **setup_kwargs)
     model, clock = SCBDModel(adata, **model_kwargs), _SpeedCallback()
-    with warnings.catch_warnings():  # warnings about a model that was trained for a few steps do not matter
+    # Warnings about the quality of the model are not shown, because the model is trained for a few seconds only.
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         model.train(**train_kwargs, callbacks=[clock], limit_val_batches=0, enable_progress_bar=False)
     n, seconds = 0, 0.0

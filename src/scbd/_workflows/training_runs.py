@@ -1,4 +1,7 @@
-"""Training of one model in a directory: its settings, its warnings, and how an interrupted run continues."""
+"""Train one model and store it in a directory with its settings and warnings, or continue an interrupted training.
+
+The functions are shared by all analyses that train models, such as ``scbd.run`` and ``scbd.select_alpha``.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def recorded_warnings() -> Iterator[list[str]]:
-    """Yield a list that collects the warnings raised or logged in the block, which are displayed as usual.
+    """Yield a list that collects the texts of all warnings in the ``with`` block, which are displayed as usual.
 
-    These are warnings of the category ``UserWarning``, and log records of scbd of the level WARNING or above.
+    The list collects warnings of the category ``UserWarning``, and messages that scbd logs at the level WARNING or
+    above.
     """
     messages: list[str] = []
     show = warnings.showwarning
@@ -58,7 +62,7 @@ def recorded_warnings() -> Iterator[list[str]]:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, numpy and torch as scvi-tools does, but without its log message.
+    """Seed the random number generators of Python, numpy and torch with scvi-tools, without its log message.
 
     Raises
     ------
@@ -78,31 +82,35 @@ def seed_everything(seed: int) -> None:
 
 
 def locate_inputs(adata: AnnData, setup: Mapping[str, Any]) -> InputLocation:
-    """Return the location of the images or features in ``adata``, as given by the arguments of ``setup_anndata``."""
+    """Find where the images or features are stored in ``adata``, according to the arguments of ``setup_anndata``.
+
+    ``setup`` holds these arguments by name.
+    """
     return InputLocation.found(adata, *(setup.get(name) for name in InputLocation._fields))
 
 
 def describe_training_data(adata: AnnData, setup: Mapping[str, Any], split: Any = None) -> dict[str, Any]:
-    """Describe the data of a run, such that two runs with the same description learn from the same data.
+    """Describe the training data, to recognise whether a later run with the same settings has the same data.
 
     Parameters
     ----------
     adata
         Cells.
     setup
-        Arguments of ``setup_anndata``.
+        Arguments of ``setup_anndata`` by name.
     split
-        Argument ``split`` of ``train``. If it is a column of ``obs``, the column is part of the digest.
+        Argument ``split`` of ``train``. If it is a column of ``obs``, its values are part of the digest.
 
     Returns
     -------
-    The arguments of ``setup_anndata``, the location of the inputs, the number of cells, and a digest of the labels and
-    of a sample of the inputs (:func:`scbd.data._sources.digest_cells`).
+    Dictionary of the arguments of ``setup_anndata``, the location of the images or features in ``adata``, the number of
+    cells ``n_cells``, and ``digest``, a hash of the labels and of a sample of the images or features
+    (:func:`scbd.data._sources.digest_cells`).
 
     Raises
     ------
     KeyError, ValueError
-        If the inputs or a column of labels are missing, or if a cell has no label.
+        If the images or features or a column of labels are missing, or if a cell has no label.
     """
     inputs = locate_inputs(adata, setup)
     names = ("y_key", "e_key", "position_key", "continuous_covariate_keys")
@@ -116,14 +124,17 @@ def describe_training_data(adata: AnnData, setup: Mapping[str, Any], split: Any 
 
 
 def check_repeatable(model: Mapping[str, Any], training: Mapping[str, Any], taken: Collection[str]) -> None:
-    """Raise ``ValueError`` if the arguments cannot be used for several runs with different models.
+    """Raise ``ValueError`` if the user's arguments cannot be used to train several models, one after the other.
+
+    Arguments that the caller sets itself for each model are refused. The argument ``encoder`` must be a name, because
+    an encoder given as a torch module would be trained further and further by each model.
 
     Parameters
     ----------
     model, training
-        Arguments of :class:`scbd.SCBDModel` and of its ``train``.
+        Arguments of :class:`scbd.SCBDModel` and of its ``train``, as given by the user.
     taken
-        Names of the arguments that the caller sets for each run, and which users must therefore not give.
+        Names of the arguments that the caller sets for each model, in addition to ``checkpoint_dir`` and ``resume``.
     """
     set_here = {"checkpoint_dir", "resume", *taken} & {*model, *training}
     if set_here:
@@ -142,11 +153,13 @@ def train_or_load(model: SCBDModel, asked: Mapping[str, Any], out: Path, *, resu
     model
         The untrained model.
     asked
-        Everything that determines the trained model: description of the data, settings and seed.
+        Everything that determines the trained model: description of the data, settings and seed. It is stored in
+        ``settings.json``, and compared with the file of an earlier run.
     out
-        Directory of the run, for ``model/``, ``settings.json`` and ``checkpoints/``.
+        Directory of the run, to which ``model/``, ``settings.json`` and ``checkpoints/`` are written.
     resume
-        Load a finished model from ``out``, or continue an interrupted training.
+        If true, load the trained model from ``out`` if an earlier run has saved it there, or continue its interrupted
+        training.
     **training
         Arguments of ``train``.
 
@@ -166,10 +179,10 @@ def train_or_load(model: SCBDModel, asked: Mapping[str, Any], out: Path, *, resu
 
 
 def _settings_to_store(model: SCBDModel, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contents of ``settings.json``, everything that is needed to repeat a run, as plain values.
+    """Collect the contents of ``settings.json``: everything that is needed to repeat a run, as plain Python values.
 
-    They include the given arguments, versions of packages, the settings of model and training in effect, and
-    ``model.health``.
+    The contents are the arguments in ``asked``, the versions of packages, the settings with which the model was built
+    and trained (including those chosen automatically), the diagnostics ``model.health``, and the device.
     """
     settings = {
         **asked,
@@ -183,9 +196,10 @@ def _settings_to_store(model: SCBDModel, asked: Mapping[str, Any]) -> dict[str, 
 
 
 def _is_trained(out: Path, asked: Mapping[str, Any]) -> bool:
-    """Return whether ``out`` contains a trained model of a run with the same data, settings and seed.
+    """Return whether the directory ``out`` contains a trained model with the data, settings and seed in ``asked``.
 
-    Settings that are Python objects, such as a module, cannot be compared, and count as different.
+    Settings that are Python objects, such as an encoder given as a torch module, cannot be compared with stored ones.
+    The model in ``out`` then counts as a different one.
     """
     settings, model = out / "settings.json", out / "model" / "model.pt"
     if not (settings.is_file() and model.is_file()):
@@ -199,12 +213,14 @@ def _is_trained(out: Path, asked: Mapping[str, Any]) -> bool:
 
 
 def _to_python_number(value: Any, otherwise: Callable[[Any], Any] | None = None) -> Any:
-    """Convert a numpy number to a Python number, for JSON; convert any other value with ``otherwise``.
+    """Convert a numpy number to a Python number, which can be written to JSON.
+
+    Any other value is converted by the function ``otherwise``.
 
     Raises
     ------
     TypeError
-        If ``value`` is not a numpy number and ``otherwise`` is `None`.
+        If ``value`` is not a numpy number, and ``otherwise`` is `None`.
     """
     if isinstance(value, np.generic):
         return value.item()

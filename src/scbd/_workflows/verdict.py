@@ -1,4 +1,4 @@
-"""Name the best embedding of a run, and state by which measure it is best and by how much."""
+"""The verdict of ``scbd.run``: which of several embeddings is best, by which measure, and by how much."""
 
 from __future__ import annotations
 
@@ -17,44 +17,52 @@ if TYPE_CHECKING:
     from scbd._workflows.evidence import AnsweredQuestion, Measure
     from scbd.metrics._benchmark import EstimatedScore
 
-# difference in the score (average precision) up to which two embeddings count as equal; the simpler one is then named
+# difference in the score (average precision of retrieval) up to which two embeddings count as equally good; of two such
+# embeddings, the simpler one is called best
 MARGIN = 0.01
-# maximum F1 above chance with which the environment may be predicted from an embedding, as a fraction of that of the
-# inputs. Used only if replicates lie in the same environment: retrieval then does not show whether environments are
-# mixed.
+# An embedding from which the environment can be predicted too well is not called best. This is the largest permitted F1
+# above chance of that prediction, as a fraction of the F1 above chance for the inputs. The limit applies only if
+# replicates lie in the same environment, because retrieval then does not show whether environments are mixed.
 MAX_ENVIRONMENT_KEPT = 0.5
 
 
 class Verdict(NamedTuple):
-    """The best embedding of a run, with the scores behind this choice."""
+    """The verdict of a run: the best of the compared embeddings, and the scores behind this choice."""
 
     best: str | None
     """Name of the best embedding; `None` if no score is above chance or if no score can be computed."""
     text: str
-    """Sentences that state by which measure and by how much it is best, and how well environments are predicted."""
+    """Sentences for the user: the best embedding, its lead, and how well environments are predicted from it.
+
+    If no embedding is called best, the sentences state why.
+    """
     notes: Sequence[str] = ()
-    """Limits of the scores, one note each."""
+    """Sentences for the user about limits of the scores."""
     scores: pd.DataFrame = pd.DataFrame(columns=list(SCORE_COLUMNS))
-    """One row per measure and embedding, see :meth:`scbd._workflows.evidence.Measure.table`."""
+    """Table with one row per measure and embedding, see :meth:`scbd._workflows.evidence.Measure.table`."""
     replicates: pd.DataFrame = pd.DataFrame()
-    """Average precision of each perturbation, one column per embedding; empty if nothing could be retrieved."""
+    """Average precision of retrieval, one row per perturbation and one column per embedding.
+
+    The table is empty if too few perturbations have replicates.
+    """
 
 
 def judge_embeddings(labels: CellLabels, embeddings: Mapping[str, np.ndarray], *, seed: int = 0) -> Verdict:
     """Compare embeddings on held-out cells and name the best one.
 
-    The score is the average precision with which profiles of held-out cells retrieve replicates (or perturbations of
-    the same mechanism, see :func:`scbd._workflows.evidence.list_questions`). If too few perturbations have any of
-    these, probes of single cells are compared instead.
+    The score is the average precision with which mean profiles of held-out cells retrieve their replicates, such as the
+    same perturbation in other environments (see :func:`scbd._workflows.evidence.list_questions`). If too few
+    perturbations have replicates of any kind, embeddings are compared by classifiers of single cells (probes).
 
     Parameters
     ----------
     labels
         Labels of all cells.
     embeddings
-        Embeddings ``(N, D)`` of all cells by name, the simplest first. The first one must be the inputs.
+        Embeddings ``(N, D)`` of all cells by name, in the order from simple to complex. The first one must be the
+        inputs: the features, or principal components of the images.
     seed
-        Seed of resamples and probes.
+        Seed of bootstrap resamples and probes.
     """
     n_held_out = int((~labels.is_train).sum())
     if n_held_out < MIN_HELD_OUT_CELLS:
@@ -76,7 +84,8 @@ def _judge_by_retrieval(
     if found.question.crosses_environments:
         considered = list(scores)
         best = _choose_simplest_of_best(scores, considered)
-        # the choice does not depend on probes, which are slow, so that only embeddings named in the text are probed
+        # Probes of the environment are slow, and do not influence the choice of the best embedding here. They are
+        # therefore computed only for the embeddings that the text of the verdict mentions.
         compared = {name: z for name, z in embeddings.items() if name in _compared_names(scores, best)}
         environments = predict_environments(labels, compared, seed=seed)
     else:
@@ -106,14 +115,15 @@ def _judge_by_retrieval(
 
 
 def _groups_of_perturbations(labels: CellLabels, found: AnsweredQuestion) -> dict[str, np.ndarray]:
-    """Group the scored perturbations into seen and unseen ones (with or without training cells).
+    """Group the scored perturbations into unseen ones (without training cells) and seen ones (with training cells).
 
     The first group decides which embedding is best. It consists of the unseen perturbations if there are enough of
     them, otherwise of all perturbations.
 
     Returns
     -------
-    Boolean masks of ``found.labels``, by words that describe the group in sentences.
+    Mapping from the description of each group, such as ``" that were not trained on"``, to a boolean mask of the scored
+    perturbations (``found.labels``). The description of all perturbations is "".
     """
     every = np.ones(len(found.labels), dtype=bool)
     unseen = np.isin(found.labels, pd.unique(labels.y[labels.is_unseen]))
@@ -126,37 +136,44 @@ def _groups_of_perturbations(labels: CellLabels, found: AnsweredQuestion) -> dic
 
 
 def _choose_simplest_of_best(scores: Mapping[str, EstimatedScore], considered: Collection[str]) -> str:
-    """Return the first (simplest) embedding whose score is within :data:`MARGIN` of the highest score."""
+    """Return the name of the simplest embedding whose score is within 0.01 (:data:`MARGIN`) of the highest score.
+
+    ``scores`` lists embeddings in the order from simple to complex. Only those in ``considered`` can be chosen.
+    """
     highest = max(scores[name].value for name in considered)
     return next(name for name in scores if name in considered and scores[name].value >= highest - MARGIN)
 
 
 def _embeddings_without_environment(names: Collection[str], environments: Mapping[str, Measure]) -> list[str]:
-    """Return the embeddings from which no environment is predicted too well.
+    """Return the names of the embeddings from which the environment cannot be predicted too well.
 
-    The F1 above chance must not be significantly larger than half of that of the inputs, for each environment. If no
-    embedding fulfils this, all are returned.
+    For each column of environments, the F1 above chance of the prediction must not be significantly larger than half of
+    the F1 above chance for the inputs. If no embedding fulfils this, the names of all embeddings are returned.
 
     Parameters
     ----------
     names
-        Names of the embeddings.
+        Names of the embeddings to choose from.
     environments
-        Scores of the probes of each environment.
+        Mapping from each column of environments to the F1 of its prediction from each embedding.
     """
 
     def keeps(measure: Measure, name: str) -> bool:
         inputs = next(iter(measure.scores.values()))
         limit = inputs.chance + MAX_ENVIRONMENT_KEPT * max(0.0, inputs.value - inputs.chance)
         score = measure.scores[name]
-        return score.value > limit and not score.interval(CONFIDENCE_LEVEL)[0] <= limit  # NaN if all cells are right
+        # The interval is NaN if the environment of all cells is predicted correctly; "not <=" is then true.
+        return score.value > limit and not score.interval(CONFIDENCE_LEVEL)[0] <= limit
 
     mixing = [name for name in names if not any(keeps(measure, name) for measure in environments.values())]
     return mixing or list(names)
 
 
 def _compared_names(names: Collection[str], best: str) -> list[str]:
-    """Return the names of the embeddings that sentences compare: the best, z_c and the inputs, if among ``names``."""
+    """Return the names of the embeddings that the verdict mentions: the best one, z_c, and the inputs.
+
+    The first of ``names`` is the inputs. Embeddings that are not in ``names`` are not returned.
+    """
     return [name for name in dict.fromkeys([best, "z_c", next(iter(names))]) if name in names]
 
 
@@ -165,14 +182,15 @@ def _format_scores(scores: Mapping[str, EstimatedScore], names: Collection[str])
 
 
 def _describe_lead(scores: Mapping[str, EstimatedScore], considered: Collection[str], best: str) -> str:
-    """State by how much the best embedding leads.
+    """Word the part of the verdict that compares the score of the best embedding with the scores of others.
 
-    It is compared with embeddings within :data:`MARGIN`, the next best one, the best correction of the inputs, and the
-    inputs.
+    The others are all embeddings within 0.01 (:data:`MARGIN`) of the best one, the next best embedding, the best of the
+    inputs and their corrections, and the inputs.
     """
     own, inputs = scores[best].value, next(iter(scores))
     rivals = sorted((name for name in considered if name != best), key=lambda name: -scores[name].value)
-    of_inputs = [name for name in rivals if name.startswith(inputs)]  # the inputs and their corrections
+    # The name of a corrected embedding begins with the name of the inputs, as in "features, sphered".
+    of_inputs = [name for name in rivals if name.startswith(inputs)]
     equal = [name for name in rivals if scores[name].value >= own - MARGIN]
     parts = [f"within {MARGIN:g} of it: {_format_scores(scores, equal)}"] if equal else []
     lower = [name for name in rivals if name not in equal]
@@ -187,7 +205,10 @@ def _describe_lead(scores: Mapping[str, EstimatedScore], considered: Collection[
 
 
 def _state_environments(labels: CellLabels, environments: Mapping[str, Measure], best: str) -> str:
-    """State how well each environment is predicted from the best embedding, from z_c and from the inputs."""
+    """Word the sentence of the verdict on how well the environment is predicted from the embeddings.
+
+    The embeddings are the best one, z_c and the inputs. All columns of environments are mentioned.
+    """
     if not environments:
         names = " or ".join(labels.environments)
         return f"How well {names} can be predicted from it was not measured, as too few cells were held out."
@@ -210,7 +231,11 @@ def _state_environments(labels: CellLabels, environments: Mapping[str, Measure],
 def _notes_of_design(
     labels: CellLabels, found: AnsweredQuestion, scores: Mapping[str, EstimatedScore], considered: Collection[str]
 ) -> list[str]:
-    """Return notes on limits of the verdict that follow from the design of the experiment."""
+    """Return sentences on limits of the verdict that follow from the design of the experiment.
+
+    An example is a design in which replicates lie at the same position of the plate, so that effects of the position
+    may count as effects of the perturbation.
+    """
     notes, question = [], found.question
     environments = " or ".join(labels.environments)
     if question.label is labels.y and not labels.is_unseen.any():
@@ -234,14 +259,15 @@ def _notes_of_design(
 
 
 def _judge_by_probes(labels: CellLabels, embeddings: Mapping[str, np.ndarray], seed: int) -> Verdict:
-    """Compare embeddings by probes of single cells, for designs without replicates to retrieve.
+    """Name the best embedding by classifiers of single cells (probes), if too few perturbations have replicates.
 
-    The score is the F1 of the perturbation minus the mean F1 of the environments, predicted within controls (or within
-    other perturbations, if there are too few controls). Environments that cannot be probed are ignored. Each F1 is
-    rescaled so that chance is 0 and a perfect probe is 1.
+    The score of an embedding is the F1 with which the perturbation is predicted from it, minus the F1 with which the
+    environment is predicted among controls (or among cells of one perturbation, if there are too few controls). With
+    several columns of environments, the mean of their F1 is subtracted; columns with too few cells are ignored. Each F1
+    is first rescaled so that chance is 0 and a perfect prediction is 1.
 
-    The environment is subtracted because perturbation and environment may be confounded: wells that differ no more than
-    wells of controls do not show an effect of their perturbation.
+    The F1 of the environment is subtracted because perturbation and environment may be confounded: if wells of
+    different perturbations differ no more than wells of controls, they do not show effects of the perturbations.
     """
     names = " or ".join(labels.environments)
     why = f"Too few perturbations have replicates in another {names}, at another place or with the same mechanism"

@@ -1,4 +1,7 @@
-"""Baseline models with the same interface as SCBD, and principal components of pixels."""
+"""Baselines for comparison with SCBD: classifiers, variational autoencoders and principal components of pixels.
+
+The classifiers and the variational autoencoders have the same interface as :class:`scbd.SCBDModel`.
+"""
 
 from scbd.baselines._classifiers import CORALModel, DANNModel, ERMModel, FishModel, GroupDROModel, IRMModel
 from scbd.baselines._latent import IVAEModel, MCVAEModel, VAEModel

@@ -1,4 +1,8 @@
-"""Batches for the baselines: balanced over environments, of one environment each, or half controls."""
+"""Data modules and samplers that compose the training batches of the baseline models.
+
+A batch consists of cells shuffled at random, of equal numbers of cells from several environments, of cells from a
+single environment, or of controls in one half and perturbed cells in the other half.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +18,24 @@ if TYPE_CHECKING:
 
     from scbd.data._loading import Stage
 
-# minimum number of cells per environment in a batch, so that its mean and covariance can be estimated
+# number of cells of an environment in a batch that suffices to estimate the mean and covariance of its features
 _MIN_CELLS_PER_ENVIRONMENT = 8
 
 
 class ShuffledBatches(ImageDataModule):
-    """Data module that shuffles cells, unless the user requests P × K batches (P perturbations, K cells of each).
+    """Data module whose batches are drawn from all shuffled cells, regardless of their perturbations.
 
-    The losses of the baselines do not compare cells of the same perturbation with each other.
+    The losses of the baselines do not compare cells of the same perturbation with each other, so that batches need not
+    contain several cells of a perturbation. If the user gives ``perturbations_per_batch``, a batch nevertheless
+    contains K cells of each of P perturbations (P × K batches).
     """
 
     def _choose_perturbations_per_batch(self) -> None:
-        """Keep ``perturbations_per_batch=None``, for plain shuffling."""
+        """Leave ``perturbations_per_batch`` at its default `None`, for batches of shuffled cells."""
 
 
 class CustomBatches(ShuffledBatches):
-    """Base of data modules that have their own way of drawing cells.
+    """Base class of data modules that compose batches by a fixed rule, such as one environment per batch.
 
     Parameters
     ----------
@@ -39,7 +45,8 @@ class CustomBatches(ShuffledBatches):
     Raises
     ------
     ValueError
-        If the user requests P × K batches (``perturbations_per_batch``), which these data modules do not draw.
+        If the user gives ``perturbations_per_batch``, because batches of K cells from each of P perturbations would
+        contradict the rule.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -55,9 +62,9 @@ class CustomBatches(ShuffledBatches):
 class EnvironmentBalancedBatches(CustomBatches):
     """Data module whose batches have the same number of cells from each of several environments.
 
-    A batch contains all environments if it has room for eight cells of each. Otherwise it contains fewer environments,
-    with about eight cells of each, but at least two environments. If an environment has too few cells, some of its
-    cells are repeated. Small environments therefore neither limit the batch size nor are excluded.
+    A batch contains all environments if the batch size allows at least eight cells of each. Otherwise, a batch contains
+    fewer environments (but at least two), with about eight cells of each. If an environment has too few cells, some of
+    its cells are repeated. Small environments therefore neither limit the batch size nor are excluded.
     """
 
     def _sampler(self, stage: Stage, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
@@ -71,23 +78,23 @@ class EnvironmentBalancedBatches(CustomBatches):
 
 
 class SingleEnvironmentSampler(ShuffleSampler):
-    """Batches of one environment each, preceded by batches of all environments.
+    """Sampler of batches that contain one environment each, after initial batches shuffled over all environments.
 
-    Batches form rounds. In a round, each environment has one batch, and the order of environments is random. Each
+    After the initial batches, batches form rounds. A round has one batch of each environment, in random order. Each
     environment thus has the same number of batches, whatever its number of cells.
 
     Parameters
     ----------
     rows
-        Row numbers to draw from.
+        Row numbers of the cells to draw from.
     batch_size
-        Cells in a batch. If an environment has fewer cells, some of them are repeated.
+        Number of cells in a batch. If an environment has fewer cells, some of them are repeated.
     environments
-        Environment codes of these rows.
+        Code of the environment of each cell in ``rows``.
     pretrain_steps
-        Minimum number of shuffled batches of all environments before the first round. It is rounded up to whole rounds.
-        If all batches contained a single environment, the running statistics of BatchNorm would differ from those of
-        every batch, and new cells would be embedded incorrectly.
+        Minimum number of initial batches, which are shuffled over all environments. It is rounded up to a multiple of
+        the number of environments. Without initial batches (0), every batch contains a single environment. The running
+        statistics of BatchNorm then differ from the statistics of every batch, and new cells are embedded incorrectly.
     **kwargs
         See :class:`scbd.data.BatchSampler`.
     """
@@ -101,11 +108,11 @@ class SingleEnvironmentSampler(ShuffleSampler):
 
     @property
     def n_environments(self) -> int:
-        """Number of environments, which is the number of batches in a round."""
+        """Number of environments of the cells to draw from, which is also the number of batches in a round."""
         return len(self._groups)
 
     def batch(self, step: int) -> np.ndarray:
-        """Return the row numbers of the batch of a step."""
+        """Return the row numbers of the cells in the batch of a training step."""
         if step < self.pretrain_steps:
             return super().batch(step)
         turn, index = divmod(step, self.n_environments)
@@ -115,20 +122,22 @@ class SingleEnvironmentSampler(ShuffleSampler):
 
 
 class SingleEnvironmentBatches(CustomBatches):
-    """Data module whose training batches contain one environment each, after some shuffled batches.
+    """Data module whose training batches contain one environment each, after initial batches of all environments.
 
-    The first training batches are shuffled over all environments, and so are all validation batches.
+    The initial training batches are shuffled over all environments. All validation batches are, too.
 
     Parameters
     ----------
     *args, **kwargs
         See :class:`scbd.data.ImageDataModule`.
     pretrain_steps
-        Minimum number of shuffled training batches before the first round, see :class:`SingleEnvironmentSampler`.
+        Minimum number of initial training batches, which are shuffled over all environments; see
+        :class:`SingleEnvironmentSampler`.
     """
 
     def __init__(self, *args: Any, pretrain_steps: int = 0, **kwargs: Any) -> None:
-        self.pretrain_steps = pretrain_steps  # set first: the base makes samplers in its constructor
+        # set before the constructor of the base class, which makes the samplers and needs this attribute
+        self.pretrain_steps = pretrain_steps
         super().__init__(*args, **kwargs)
 
     def _sampler(self, stage: Stage, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
@@ -140,14 +149,14 @@ class SingleEnvironmentBatches(CustomBatches):
 
 
 class EndlessPermutation:
-    """Endless sequence of rows, one random permutation of all rows after another.
+    """Endless sequence of row numbers: one random permutation of all given rows after another.
 
     Parameters
     ----------
     rows
-        Row numbers.
+        Row numbers to permute.
     seed
-        Seed of the permutations.
+        Seed of the permutations, as a sequence of integers.
     """
 
     def __init__(self, rows: np.ndarray, seed: Sequence[int]) -> None:
@@ -155,9 +164,9 @@ class EndlessPermutation:
         self._orders: dict[int, np.ndarray] = {}
 
     def take(self, first: int, n: int) -> np.ndarray:
-        """Return ``n`` rows of the sequence, starting at position ``first``."""
+        """Return ``n`` row numbers of the sequence, starting at its position ``first`` (counted from 0)."""
         turns, places = np.divmod(np.arange(first, first + n), len(self._rows))
-        # keep these permutations: the next rows are likely to be from the same ones
+        # store the permutations used in this call: the next call is likely to continue in the last of them
         self._orders = {turn: self._order(turn) for turn in np.unique(turns).tolist()}
         return np.concatenate([order[places[turns == turn]] for turn, order in self._orders.items()])
 
@@ -167,26 +176,26 @@ class EndlessPermutation:
 
 
 class ControlPairedSampler(BatchSampler):
-    """Batches with controls in the first half and perturbed cells in the second half.
+    """Sampler of batches with controls in the first half and perturbed cells in the second half.
 
-    Each group is shuffled, and shuffled again when all of its cells have been drawn. An epoch is one pass over the
-    larger group.
+    Controls and perturbed cells are shuffled separately. When all cells of one of these two groups have been drawn, the
+    group is shuffled again. An epoch is one pass over the larger group.
 
     Parameters
     ----------
     rows
-        Row numbers to draw from.
+        Row numbers of the cells to draw from, controls and perturbed cells.
     batch_size
-        Cells in a batch. If it is odd, there is one more perturbed cell than there are controls.
+        Number of cells in a batch. If it is odd, a batch has one more perturbed cell than controls.
     controls
-        Mask of the controls among these rows, boolean of the same length.
+        Boolean mask ``(len(rows),)`` of the rows that are controls.
     n_steps, **kwargs
         See :class:`scbd.data.BatchSampler`.
 
     Raises
     ------
     ValueError
-        If no row is a control, or all rows are controls.
+        If none of the rows or all of the rows are controls.
     """
 
     def __init__(
@@ -208,7 +217,7 @@ class ControlPairedSampler(BatchSampler):
             self.n_steps = self.steps_per_epoch
 
     def batch(self, step: int) -> np.ndarray:
-        """Return the row numbers of the batch of a step, controls first."""
+        """Return the row numbers of the cells in the batch of a training step: controls first, then perturbed cells."""
         return np.concatenate(
             [order.take(step * size, size) for order, size in zip(self._orders, self._sizes, strict=True)]
         )
@@ -217,18 +226,19 @@ class ControlPairedSampler(BatchSampler):
 class ControlPairedBatches(CustomBatches):
     """Data module whose batches contain as many controls as perturbed cells.
 
-    Validation is one pass over the larger of the two groups.
+    Validation is one pass over the controls or over the perturbed cells, whichever group is larger.
 
     Parameters
     ----------
     *args, **kwargs
         See :class:`scbd.data.ImageDataModule`.
     control
-        Code of the perturbation that marks the controls.
+        Code of the perturbation label of the controls.
     """
 
     def __init__(self, *args: Any, control: int, **kwargs: Any) -> None:
-        self.control = control  # set first: the base makes samplers in its constructor
+        # set before the constructor of the base class, which makes the samplers and needs this attribute
+        self.control = control
         super().__init__(*args, **kwargs)
 
     def _sampler(self, stage: Stage, batch_size: int, n_steps: int, **world: int) -> BatchSampler:

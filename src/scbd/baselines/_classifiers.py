@@ -1,7 +1,8 @@
-"""Classifiers of the perturbation: ERM, and methods that penalise differences between environments.
+"""Baseline classifiers of the perturbation: ERM, CORAL, DANN, IRM, group DRO and Fish.
 
-All have one encoder and one linear classification head. Each method adds its own terms to the cross-entropy, in a
-module class of its own.
+All classifiers have one encoder and one linear classification head. ERM minimises the cross-entropy of the
+perturbation. CORAL, DANN and IRM add a penalty on differences between environments to this loss, group DRO gives more
+weight to environments with a large cross-entropy, and Fish changes the optimiser.
 """
 
 from __future__ import annotations
@@ -41,39 +42,41 @@ if TYPE_CHECKING:
 
 
 class ClassifierOutputs(NamedTuple):
-    """Network outputs and labels of a batch, from which the loss is computed."""
+    """Network outputs and labels of the B cells in a batch, from which the loss is computed."""
 
     features: Tensor
-    """Output of the encoder and input of the head, float32 ``(B, R)``."""
+    """Output of the encoder, which is the input of the classification head, float32 ``(B, R)``."""
     logits: Tensor
-    """Output of the head, float32 ``(B, n_labels)``."""
+    """Output of the classification head, one logit per cell and perturbation, float32 ``(B, n_labels)``."""
     y: Tensor
-    """Codes of the perturbation, ``(B,)``."""
+    """Integer code of each cell's perturbation, ``(B,)``."""
     e: Tensor
-    """Codes of the environment, ``(B,)``."""
+    """Integer code of each cell's environment, ``(B,)``."""
 
     def by_environment(self) -> Iterator[ClassifierOutputs]:
-        """Yield the outputs of each environment in the batch."""
+        """Yield the network outputs and labels of the batch in groups, one group of cells per environment."""
         for environment in self.e.unique():
             rows = self.e == environment
             yield ClassifierOutputs(*(part[rows] for part in self))
 
 
 class ClassifierModule(EmbeddingModule):
-    """An encoder and a linear head, trained by cross-entropy; subclasses may add a penalty.
+    """Encoder with a linear head that classifies the perturbation, trained by cross-entropy.
+
+    Subclasses override :meth:`objective` to change the loss.
 
     Parameters
     ----------
     preprocess
-        Module that prepares the stored inputs.
+        Module that prepares stored images or features for the encoder.
     encoder
-        Name or module, see :func:`scbd.nn.build_encoder`.
+        Name of an encoder or a PyTorch module, see :func:`scbd.nn.build_encoder`.
     n_labels, n_environments
-        Numbers of different perturbations and environments.
+        Number of different perturbations, and number of different environments.
     transform
-        Transform applied to features before the encoder.
+        Transform, such as whitening, that is applied to prepared features before the encoder. Default: no transform.
     norm
-        Kind of normalisation layers of an encoder given by name, see :func:`scbd.nn.build_encoder`.
+        Kind of normalisation layers, used if the encoder is given by name; see :func:`scbd.nn.build_encoder`.
     """
 
     def __init__(
@@ -94,9 +97,10 @@ class ClassifierModule(EmbeddingModule):
     def forward(
         self, inputs: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
     ) -> Losses:
-        """Compute the losses of a batch, see :class:`scbd.model.EmbeddingModule`.
+        """Compute the loss of a batch, and the terms of the loss; see :class:`scbd.model.EmbeddingModule`.
 
-        The validation loss is the cross-entropy without penalty, because settings are chosen by how well they predict.
+        In evaluation mode, the loss is the cross-entropy without penalty, because settings are chosen by how well the
+        classifier predicts perturbations of validation cells.
         """
         features = self.content(self.prepare(inputs, e, generator).within)
         logits = self.head(features).float()
@@ -106,32 +110,32 @@ class ClassifierModule(EmbeddingModule):
             return self.objective(ClassifierOutputs(*map(gather_rows, (features.float(), logits, y, e))), ramp)
 
     def objective(self, batch: ClassifierOutputs, ramp: float) -> Losses:
-        """Compute the losses of a training batch; here the cross-entropy.
+        """Compute the loss of a training batch, which is the cross-entropy of the perturbation in this base class.
 
         Parameters
         ----------
         batch
-            Network outputs and labels.
+            Network outputs and labels of the cells.
         ramp
-            Factor of a penalty, below 1 while the penalty warms up.
+            Factor, from 0 to 1, by which a penalty is multiplied; below 1 while the penalty warms up.
         """
         return Losses(F.cross_entropy(batch.logits, batch.y))
 
 
 class PenaltyModule(ClassifierModule):
-    """A classifier trained by cross-entropy plus a weighted penalty on differences between environments.
+    """Classifier trained by cross-entropy plus a weighted penalty on differences between environments.
 
     Parameters
     ----------
     penalty
-        Weight of the penalty.
+        Weight of the penalty in the loss.
     **kwargs
         See :class:`ClassifierModule`.
 
     Raises
     ------
     ValueError
-        If the weight is negative, infinite or not a number.
+        If ``penalty`` is negative, infinite or not a number.
     """
 
     def __init__(self, *args: Any, penalty: float, **kwargs: Any) -> None:
@@ -141,33 +145,37 @@ class PenaltyModule(ClassifierModule):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of the objective, which a resumed run must share."""
+        """Settings of the loss, here the weight of the penalty. A resumed training run must have the same settings."""
         return {"penalty": self.penalty}
 
     def objective(self, batch: ClassifierOutputs, ramp: float) -> Losses:
-        """Compute the cross-entropy plus the weighted penalty."""
+        """Compute the loss of a training batch: the cross-entropy plus the weighted penalty."""
         error, penalty = F.cross_entropy(batch.logits, batch.y), self.penalise(batch)
         return Losses(error + ramp * self.penalty * penalty, {"cross_entropy": error, "penalty": penalty})
 
     def penalise(self, batch: ClassifierOutputs) -> Tensor:
-        """Compute the penalty of a batch, a scalar."""
+        """Compute the penalty of a training batch, a scalar that is not yet multiplied by its weight."""
         raise NotImplementedError
 
 
 class ClassifierModel(ImageModel):
-    """Base class of the classifiers. A subclass names its module class and adds its own arguments."""
+    """Base class of the baseline classifiers.
+
+    A subclass specifies the class of its network (``_module``), and adds the arguments of its method.
+    """
 
     module: ClassifierModule
     _module: ClassVar[type[ClassifierModule]] = ClassifierModule
     traits = replace(
         ImageModel.traits,
         batches=ShuffledBatches,
-        fixed_labels=(Y_REGISTRY,),  # the head has one output per perturbation
+        # the classification head has one output per perturbation, so that a trained model takes no new perturbations
+        fixed_labels=(Y_REGISTRY,),
         next_step="predict(), or get_latent_representation()",
     )
 
     def _set_up(self, encoder: str | nn.Module, preprocess: dict[str, Any], **objective: Any) -> None:
-        """Make the module from the settings of encoder, preprocessing and objective."""
+        """Make the network from the encoder, the settings of the preprocessing and the settings of the loss."""
         encoder = self._encoder(encoder)
         settings: dict[str, Any] = {
             "standardize_by": "auto",
@@ -193,29 +201,33 @@ class ClassifierModel(ImageModel):
 
 
 class ERMModel(ClassifierModel):
-    """A plain classifier of the perturbation (empirical risk minimisation), the baseline of domain generalisation.
+    """Classifier of the perturbation trained by cross-entropy alone (empirical risk minimisation, ERM).
 
-    Its embedding, ``get_latent_representation()``, is the output of the encoder, before the linear head.
+    ERM is the standard baseline of domain generalisation: its loss ignores environments. The embedding,
+    ``get_latent_representation()``, is the output of the encoder, before the linear classification head.
 
     Parameters
     ----------
     adata
-        Cells that :meth:`setup_anndata` was called on.
+        AnnData of the cells, on which :meth:`setup_anndata` was called.
     encoder
-        See :class:`scbd.SCBDModel`.
+        Name of an encoder or a PyTorch module, see :class:`scbd.SCBDModel`.
     registry
-        Used by :meth:`load` for a model without data.
+        Labels and settings of a saved model, which :meth:`load` uses to make the model without data. Not given
+        otherwise.
     **preprocess
         Settings of the preprocessing.
 
         For images: ``image_size`` (pixels per side), ``intensity`` (transform of pixel values), ``standardize`` (scale
-        channels to mean 0 and variance 1) and ``augment`` (random flips and rotations by right angles), as in
-        :class:`scbd.nn.Preprocess`; and ``norm`` (kind of normalisation layers).
+        channels to mean 0 and variance 1) and ``augment`` (random flips and rotations by right angles), see
+        :class:`scbd.nn.Preprocess`; and ``norm`` (kind of normalisation layers in the encoder).
 
-        For features: ``standardize``, ``clip`` (number of standard deviations at which scaled features are cut off),
-        ``whitening`` and ``whitening_kwargs``.
+        For features: ``standardize`` (scale features to mean 0 and variance 1), ``clip`` (number of standard deviations
+        at which scaled features are cut off), ``whitening`` (transform before the encoder) and ``whitening_kwargs``
+        (settings of this transform).
 
-        For images and features: ``standardize_by``. See :class:`scbd.SCBDModel` for these settings.
+        For images and features: ``standardize_by`` (cells by which inputs are standardised per environment). See
+        :class:`scbd.SCBDModel` for all of these settings.
 
     Examples
     --------
@@ -239,18 +251,21 @@ class ERMModel(ClassifierModel):
 
 
 class CORALModule(PenaltyModule):
-    r"""A classifier with a penalty on differences between environments in the mean and covariance of features.
+    r"""Classifier with a penalty on differences between environments in the mean and covariance of features.
 
-    The penalty is the mean over pairs of environments of
+    The penalty is the mean, over all pairs of environments :math:`e, e'` in a batch, of
 
     .. math:: \frac{1}{R} \lVert \mu_e - \mu_{e'} \rVert^2 + \frac{1}{R^2} \lVert C_e - C_{e'} \rVert_F^2
 
-    where :math:`\mu_e` and :math:`C_e` are mean and covariance of the ``R`` features in environment e. Environments
-    with a single cell in the batch are excluded.
+    where :math:`\mu_e` and :math:`C_e` are the mean and the covariance of the encoder's ``R`` output features over the
+    cells of environment :math:`e`. Environments with a single cell in the batch are excluded.
     """
 
     def penalise(self, batch: ClassifierOutputs) -> Tensor:
-        """Compute the mean distance between moments of environments; 0 for fewer than two environments."""
+        """Compute the mean difference between pairs of environments in the mean and covariance of features.
+
+        The result is 0 if fewer than two environments have at least two cells in the batch.
+        """
         moments = [(f.mean(0), f.T.cov()) for f, *_ in batch.by_environment() if len(f) > 1]
         apart = [
             sum(((a - b).square().mean() for a, b in zip(one, other, strict=True)), batch.features.new_zeros(()))
@@ -260,14 +275,15 @@ class CORALModule(PenaltyModule):
 
 
 class CORALModel(ClassifierModel):
-    """A classifier whose features have similar means and covariances in all environments (Deep CORAL).
+    """Classifier whose features are trained to have similar means and covariances in all environments (Deep CORAL).
 
     Parameters
     ----------
     adata, encoder, registry, **preprocess
         See :class:`ERMModel`.
     penalty
-        Weight of the distance between moments. The paper searches 0.1, 1 and 10.
+        Weight of the penalty on differences between environments in the mean and covariance of features. Makino et al.
+        (2025) search 0.1, 1 and 10.
 
     References
     ----------
@@ -298,34 +314,35 @@ class CORALModel(ClassifierModel):
         self._set_up(encoder, preprocess, penalty=penalty)
 
 
-# width of the discriminator's two hidden layers
+# number of units in each of the two hidden layers of DANN's discriminator, which predicts the environment
 _DISCRIMINATOR_WIDTH = 1024
 
 
 class GradientReversal(torch.autograd.Function):
-    """The identity, with its gradient multiplied by minus the weight.
+    """Identity function whose gradient is multiplied by a negative factor in the backward pass.
 
-    Layers after it learn to reduce the loss, and layers before it to increase the loss.
+    Layers after this function (the discriminator) learn to reduce the loss, and layers before it (the encoder) learn to
+    increase the loss.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: float) -> Tensor:
-        """Return the input unchanged."""
+        """Return the input ``x`` unchanged, and store ``weight`` for the backward pass."""
         ctx.weight = weight
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient multiplied by minus the weight."""
+        """Return the gradient of the output multiplied by minus ``weight``, as the gradient of the input."""
         return -ctx.weight * gradients[0], None
 
 
 class DANNModule(PenaltyModule):
-    """A classifier whose encoder is trained against a discriminator of the environment (gradient reversal).
+    """Classifier whose encoder is trained against a discriminator that predicts the environment (gradient reversal).
 
-    The loss is the cross-entropy of y plus the discriminator's cross-entropy of e. Between features and discriminator,
-    the gradient is reversed and multiplied by ``penalty``. The penalty therefore affects only the encoder: the
-    discriminator itself is always trained at full strength.
+    The loss is the classifier's cross-entropy of the perturbation plus the discriminator's cross-entropy of the
+    environment. Between the encoder and the discriminator, the gradient is reversed and multiplied by ``penalty``. The
+    penalty therefore affects only the encoder: the discriminator itself is always trained at full strength.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -342,7 +359,10 @@ class DANNModule(PenaltyModule):
         )
 
     def objective(self, batch: ClassifierOutputs, ramp: float) -> Losses:
-        """Compute the cross-entropy of y plus that of the discriminator."""
+        """Compute the loss of a training batch: the cross-entropy of the perturbation plus that of the environment.
+
+        The environment is predicted by the discriminator, behind the gradient reversal.
+        """
         error = F.cross_entropy(batch.logits, batch.y)
         seen = GradientReversal.apply(batch.features, ramp * self.penalty)
         told = F.cross_entropy(self.discriminator(seen), batch.e)
@@ -350,24 +370,24 @@ class DANNModule(PenaltyModule):
 
 
 class DANNModel(ClassifierModel):
-    """A classifier whose features do not let a discriminator predict the environment (DANN).
+    """Classifier whose features are trained such that a discriminator cannot predict the environment (DANN).
 
     Parameters
     ----------
     adata, encoder, registry, **preprocess
         See :class:`ERMModel`.
     penalty
-        Factor of the reversed gradient, with which the encoder works against the discriminator. The paper searches 0.1,
-        1 and 10.
+        Factor of the reversed gradient: the strength with which the encoder is trained against the discriminator.
+        Makino et al. (2025) search 0.1, 1 and 10.
 
     References
     ----------
     Ganin et al. (2016), Domain-adversarial training of neural networks.
 
-    Encoder, head and discriminator share one optimiser and one learning rate. The penalty is constant from the first
-    step, whereas Ganin et al. increase it from 0. WILDS multiplies the discriminator's own gradient by the penalty,
-    too; this makes no difference, because AdamW normalises such a factor away. DomainBed alternates steps of the
-    discriminator with steps of the encoder.
+    Encoder, classification head and discriminator have a common optimiser and learning rate. The penalty is constant
+    from the first step, whereas Ganin et al. increase it from 0. WILDS multiplies the discriminator's own gradient by
+    the penalty, too; this makes no difference, because AdamW normalises gradients by their magnitude. DomainBed
+    alternates steps of the discriminator with steps of the encoder.
 
     Examples
     --------
@@ -395,19 +415,20 @@ class DANNModel(ClassifierModel):
 
 
 class IRMModule(PenaltyModule):
-    r"""A classifier with the penalty of invariant risk minimisation (IRMv1).
+    r"""Classifier with the penalty of invariant risk minimisation (IRMv1).
 
-    Let the logits :math:`\ell` be multiplied by a scale :math:`s`. The penalty is the squared derivative of an
-    environment's cross-entropy with respect to :math:`s`, at :math:`s = 1`, averaged over environments.
+    The penalty is small if the same scale of the logits is optimal in all environments. Let the logits :math:`\ell` be
+    multiplied by a scale :math:`s`. The penalty is the squared derivative of an environment's cross-entropy with
+    respect to :math:`s`, at :math:`s = 1`, averaged over environments.
 
     The derivative is the mean over cells of :math:`g = \sum_k p_k \ell_k - \ell_y`, with :math:`p` the softmax of the
-    logits. An unbiased estimate of its square is used: the mean of :math:`g` over every other cell, times the mean of
-    :math:`g` over the remaining cells. The authors' code, DomainBed and WILDS do the same. The estimate can be
-    negative.
+    logits and :math:`y` the perturbation of the cell. The square of this mean is estimated without bias: the cells of
+    the environment are divided into two halves, and the mean of :math:`g` over one half is multiplied by the mean over
+    the other half. The code of Arjovsky et al., DomainBed and WILDS do the same. The estimate can be negative.
     """
 
     def penalise(self, batch: ClassifierOutputs) -> Tensor:
-        """Compute the mean penalty of the environments with at least two cells in the batch."""
+        """Compute the penalty of a batch: the mean over environments with at least two cells in the batch."""
         slopes = []
         for part in batch.by_environment():
             if len(part.y) > 1:
@@ -418,16 +439,16 @@ class IRMModule(PenaltyModule):
 
 
 class IRMPlan(TrainingPlan):
-    """Training plan that begins with a penalty weight of 1.
+    """Training plan of IRM: in the first steps, the weight of the penalty is at most 1; later, it is the full weight.
 
     Parameters
     ----------
     module
         The network.
     anneal_steps
-        Number of steps before the full weight, including the steps of earlier runs.
+        Number of training steps before the penalty has its full weight. Steps of earlier runs are counted.
     reset_optimizer
-        Clear the optimiser's running averages of gradients when the full weight begins.
+        Whether to clear the optimiser's running averages of gradients at the first step with the full weight.
     **kwargs
         See :class:`scbd.model.TrainingPlan`.
     """
@@ -435,41 +456,43 @@ class IRMPlan(TrainingPlan):
     def __init__(self, module: IRMModule, *, anneal_steps: int, reset_optimizer: bool = False, **kwargs: Any) -> None:
         super().__init__(module, **kwargs)
         self.anneal_steps, self.reset_optimizer = anneal_steps, reset_optimizer
-        # factor that reduces a full weight above 1 to a weight of 1
+        # factor of the penalty's weight in the first steps: it reduces a weight above 1 to 1, and keeps a smaller
+        # weight
         self.first_share = 1 / max(module.penalty, 1.0)
         self.preliminary_steps = anneal_steps if self.first_share < 1 else 0
 
     def ramp(self, step: int) -> float:
-        """Return the factor of the penalty at a step of this run.
+        """Return the factor by which the weight of the penalty is multiplied at a step of this run.
 
-        During the first ``anneal_steps`` steps, the factor reduces a full weight above 1 to 1.
+        During the first ``anneal_steps`` training steps, the factor reduces a weight above 1 to 1.
         """
         share = 1.0 if self.first_step + step >= self.anneal_steps else self.first_share
         return share * super().ramp(step)
 
     def on_train_batch_start(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Clear the optimiser's state when the full weight begins, if requested."""
+        """Clear the optimiser's running averages, if requested, when the penalty reaches its full weight."""
         if self.reset_optimizer and self.first_step + self.global_step == self.anneal_steps:
             for optimizer in self.trainer.optimizers:
                 optimizer.state.clear()
 
 
 class IRMModel(ClassifierModel):
-    """A classifier trained such that one scale of the logits is optimal in all environments (IRM).
+    """Classifier trained such that the same scale of the logits is optimal in all environments (IRM).
 
     Parameters
     ----------
     adata, encoder, registry, **preprocess
         See :class:`ERMModel`.
     penalty
-        Weight of the squared derivatives. The paper searches 1, 10, 100 and 1,000.
+        Weight of the penalty: the squared derivative of an environment's cross-entropy with respect to a scale of the
+        logits. Makino et al. (2025) search 1, 10, 100 and 1,000.
     anneal_steps
-        Number of steps with a weight of 1 before the full weight applies (by default 500, as in DomainBed). Train for
-        more steps than this. With ``train(load_best=True)``, only weights from after these steps are considered. A
-        penalty below 1 applies from the start, whereas DomainBed begins with 1.
+        Number of first training steps, in which the penalty has weight 1 instead of its full weight (default 500, as in
+        DomainBed). Train for more steps than this. With ``train(load_best=True)``, only network weights from later
+        steps are considered. A penalty below 1 applies from the first step, whereas DomainBed begins with 1.
     reset_optimizer
-        Clear the optimiser's state after these steps, as DomainBed and WILDS do, because it holds averages of much
-        smaller gradients. By default the state is kept.
+        Clear the optimiser's running averages of gradients after the first ``anneal_steps`` steps, as DomainBed and
+        WILDS do, because gradients were much smaller in these steps. By default the averages are kept.
 
     References
     ----------
@@ -506,16 +529,17 @@ class IRMModel(ClassifierModel):
 
 
 class GroupDROModule(ClassifierModule):
-    r"""A classifier whose loss gives most weight to the environments with the largest cross-entropy.
+    r"""Classifier whose loss gives most weight to the environments with the largest cross-entropy.
 
-    The loss of a training batch is :math:`\sum_e q_e L_e`, the sum over its environments of their cross-entropy
-    :math:`L_e` times a weight :math:`q_e`. Before, the batch updates the weights: each :math:`q_e` of an environment in
-    the batch is multiplied by :math:`\exp(\eta L_e)`, and then all weights are divided by their sum.
+    The loss of a training batch is :math:`\sum_e q_e L_e`, the sum over the environments in the batch of their
+    cross-entropy :math:`L_e` times their weight :math:`q_e`. The weights are updated before the loss is computed: for
+    each environment in the batch, :math:`q_e` is multiplied by :math:`\exp(\eta L_e)`. Then the weights of all
+    environments are divided by their sum.
 
     Parameters
     ----------
     step_size
-        The rate :math:`\eta`.
+        Rate :math:`\eta` at which the weights of environments are updated.
     """
 
     weights: Tensor
@@ -528,11 +552,14 @@ class GroupDROModule(ClassifierModule):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of the objective, which a resumed run must share."""
+        """Settings of the loss, here the rate ``step_size``. A resumed training run must have the same settings."""
         return {"step_size": self.step_size}
 
     def objective(self, batch: ClassifierOutputs, ramp: float) -> Losses:
-        """Update the weights, and compute the weighted cross-entropy and its largest term before weighting."""
+        """Update the weights of environments, and compute the weighted cross-entropy of a training batch.
+
+        The largest unweighted cross-entropy of an environment is returned as well, as ``"worst"``.
+        """
         here = batch.e.unique()
         errors = torch.stack([F.cross_entropy(part.logits, part.y) for part in batch.by_environment()])
         with torch.no_grad():
@@ -542,22 +569,23 @@ class GroupDROModule(ClassifierModule):
 
 
 class GroupDROModel(ClassifierModel):
-    """A classifier trained mostly on the environments in which it is worst (group DRO).
+    """Classifier trained mostly on the environments with the largest cross-entropy (group DRO).
 
     Parameters
     ----------
     adata, encoder, registry, **preprocess
         See :class:`ERMModel`.
     step_size
-        Rate at which weights move towards the worst environments; 0.01 in the paper.
+        Rate at which the weights of environments with a large cross-entropy increase; 0.01 in the paper.
 
     References
     ----------
     Sagawa et al. (2020), Distributionally robust neural networks for group shifts.
 
-    Weights sum to 1 over all environments, but the loss is a sum over the environments in the batch. If a batch has
-    only few of many environments, its loss and thus its step are smaller, as in WILDS. The environments of a batch are
-    drawn in proportion to their numbers of cells; WILDS draws them with equal probability.
+    The weights of all environments sum to 1, but the loss is a sum over the environments in the batch only. If a batch
+    contains few of many environments, its loss and thus the optimisation step are smaller, as in WILDS. The
+    environments of a batch are drawn with probabilities proportional to their numbers of cells; WILDS draws
+    environments with equal probability.
 
     Examples
     --------
@@ -585,29 +613,30 @@ class GroupDROModel(ClassifierModel):
 
 
 class FishAdamW(torch.optim.AdamW):
-    r"""AdamW in rounds: one step on each environment, after which the weights keep a fraction of their displacement.
+    r"""Optimiser of Fish: AdamW in rounds of one step per environment.
 
-    A round starts at the parameters :math:`\theta`. One step on each environment, in random order, leads to
-    :math:`\tilde\theta`. Then :math:`\theta \leftarrow \theta + \epsilon (\tilde\theta - \theta)`. To first order, this
-    follows the mean gradient and increases the inner product between gradients of different environments. All steps
-    before the first round are ordinary AdamW steps.
+    A round starts at the parameters :math:`\theta`. One AdamW step on each environment, in random order, leads to the
+    parameters :math:`\tilde\theta`. At the end of the round, only a fraction :math:`\epsilon` of this displacement is
+    kept: :math:`\theta \leftarrow \theta + \epsilon (\tilde\theta - \theta)`. To first order, a round follows the mean
+    gradient and increases the inner product between gradients of different environments. All steps before the first
+    round are ordinary AdamW steps.
 
-    Outside of the context :meth:`ahead`, the parameters are always :math:`\theta`, even within a round. These values
-    are validated, saved and returned after training. The intermediate parameters of an unfinished round are kept in the
-    optimiser's state.
+    Outside of the context :meth:`ahead`, the parameters have the values :math:`\theta` from the end of the last round,
+    even within a round. These values are validated, saved and returned after training. The intermediate values in an
+    unfinished round are stored in the optimiser's state.
 
     Parameters
     ----------
     parameters
-        Parameters to optimise.
+        Parameters of the network to optimise.
     meta_lr
-        The fraction :math:`\epsilon`.
+        Fraction :math:`\epsilon` of the displacement over a round that is kept.
     n_environments
         Number of environments, which is the number of steps in a round.
     pretrain_steps
-        Number of ordinary steps before the first round.
+        Number of ordinary AdamW steps before the first round.
     first_step
-        Number of steps in earlier runs, which count towards ``pretrain_steps``.
+        Number of steps in earlier training runs, which count towards ``pretrain_steps``.
     **kwargs
         See :class:`torch.optim.AdamW`.
     """
@@ -628,10 +657,12 @@ class FishAdamW(torch.optim.AdamW):
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
-        r"""Move the parameters to their intermediate values within the round, for the duration of one step.
+        r"""Set the parameters to their intermediate values in the current round, for the duration of one step.
 
-        The forward pass, the gradient and :meth:`step` on one environment must take place in this context. On exit, the
-        parameters are :math:`\theta` again, updated if the round is complete. After an error, they are restored.
+        The forward pass, the backward pass and :meth:`step` on the batch of one environment must take place in this
+        context. On exit, the parameters return to the values :math:`\theta` from before the round. If the step
+        completes the round, they are set to the updated :math:`\theta`. After an error, the previous values are
+        restored.
         """
         kept = [self._enter(group) for group in self.param_groups]
         try:
@@ -645,9 +676,9 @@ class FishAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def _enter(self, group: dict[str, Any]) -> list[Tensor]:
-        """Set the parameters to the intermediate values of the round, and return copies of their previous values.
+        """Set the parameters to their intermediate values in the round, and return copies of their previous values.
 
-        Before the first round, the parameters do not change, and the list is empty.
+        Before the first round, the parameters do not change, and the returned list is empty.
         """
         if group["n_steps"] < group["pretrain"]:
             return []
@@ -657,7 +688,11 @@ class FishAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def _leave(self, group: dict[str, Any], kept: list[Tensor]) -> None:
-        """Store the intermediate values and restore the parameters, or update them at the end of a round."""
+        """Store the intermediate values of the parameters after a step, and reset the parameters to ``kept``.
+
+        At the end of a round, the parameters are instead moved from ``kept`` towards the intermediate values, by the
+        fraction ``meta_lr`` of the difference.
+        """
         done = group["n_steps"] + 1 - group["pretrain"]
         group["n_steps"] += 1
         for p, weights in zip(group["params"], kept, strict=False):
@@ -665,29 +700,33 @@ class FishAdamW(torch.optim.AdamW):
                 self.state[p].pop("ahead", None)
                 p.copy_(torch.lerp(weights, p, group["meta_lr"]))
             else:
-                if self.state[p]:  # without a gradient there is no state, and AdamW requires it to stay empty
+                # AdamW initialises its running averages for a parameter only if the optimiser's state of this parameter
+                # is empty. The state of a parameter without a gradient is still empty, and no value must be stored in
+                # it.
+                if self.state[p]:
                     self.state[p]["ahead"] = p.clone()
                 p.copy_(weights)
 
 
 @torch.no_grad()
 def _set_parameters(parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-    """Set parameters to the values in ``weights``; do nothing if ``weights`` is empty."""
+    """Copy the tensors in ``weights`` into the parameters; keep the parameters if ``weights`` is empty."""
     for p, values in zip(parameters, weights, strict=False):
         p.copy_(values)
 
 
 class FishPlan(TrainingPlan):
-    """Training plan that uses the optimiser of Fish.
+    """Training plan of Fish, with the optimiser :class:`FishAdamW`.
 
     Parameters
     ----------
     module
         The network.
     meta_lr
-        See :class:`FishAdamW`.
+        Fraction of the displacement over a round that is kept, see :class:`FishAdamW`.
     pretrain_steps
-        Minimum number of ordinary steps before the first round. The sampler rounds it up to whole rounds.
+        Minimum number of ordinary AdamW steps before the first round. The sampler rounds it up to a multiple of the
+        number of environments.
     **kwargs
         See :class:`scbd.model.TrainingPlan`.
     """
@@ -698,7 +737,7 @@ class FishPlan(TrainingPlan):
         self.preliminary_steps = pretrain_steps
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return AdamW in rounds, with one step per environment of the training cells."""
+        """Return the optimiser :class:`FishAdamW`, whose rounds have one step per environment of the training cells."""
         sampler = self.trainer.datamodule.train_sampler  # type: ignore[attr-defined]
         assert isinstance(sampler, SingleEnvironmentSampler)
         return FishAdamW(
@@ -712,39 +751,40 @@ class FishPlan(TrainingPlan):
         )
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Run a step of a round, including its forward pass, at the intermediate parameters."""
+        """Run one training step, including its forward pass, with the intermediate parameters of the current round."""
         with optimizer.optimizer.ahead():
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
 
 class FishModel(ClassifierModel):
-    """A classifier trained to move in directions on which the gradients of all environments agree (Fish).
+    """Classifier trained along directions in which the gradients of all environments agree (Fish).
 
     Training begins with ordinary steps on batches of all environments. Then it proceeds in rounds: a round has one step
     per environment, each on a batch of that environment. The ``max_steps`` of :meth:`train` count both kinds of steps.
 
-    Weights change once per round. The weights that are validated, saved and returned are those after the last complete
-    round, so that the steps of an incomplete round have no effect.
+    At the end of a round, the network's weights keep a fraction of their displacement over the round. The weights that
+    are validated, saved and returned are those after the last complete round, so that the steps of an incomplete round
+    have no effect.
 
     Parameters
     ----------
     adata, encoder, registry, **preprocess
         See :class:`ERMModel`.
     meta_lr
-        Fraction of the displacement over a round that is kept. The paper searches 0.001, 0.01 and 0.1. The code of Shi
-        et al. divides this value by the number of environments, DomainBed does not. To reproduce the code of Shi et
-        al., give the divided value.
+        Fraction of the weights' displacement over a round that is kept. Makino et al. (2025) search 0.001, 0.01 and
+        0.1. The code of Shi et al. divides this value by the number of environments, DomainBed does not. To reproduce
+        the code of Shi et al., give the divided value.
     pretrain_steps
         Minimum number of ordinary steps before the first round. It is rounded up to a multiple of the number of
-        environments. Train for more steps than this. With ``train(load_best=True)``, only weights from after these
-        steps are considered. The paper searches 1,000 and 10,000.
+        environments. Train for more steps than this. With ``train(load_best=True)``, only weights from later steps are
+        considered. Makino et al. (2025) search 1,000 and 10,000.
 
     References
     ----------
     Shi et al. (2022), Gradient matching for domain generalization, algorithm 1.
 
-    The running statistics of BatchNorm are not optimised and change with every batch. DomainBed interpolates them
-    together with the weights.
+    The running statistics of BatchNorm are not part of the rounds and change with every batch. DomainBed interpolates
+    these statistics together with the weights.
 
     Examples
     --------

@@ -1,6 +1,7 @@
-"""Latent-variable models of the paper's appendix: VAE, iVAE and mcVAE.
+"""Variational autoencoders from the appendix of Makino et al. (2025): VAE, iVAE and mcVAE.
 
-All share a base module with one or two posteriors, their priors and a decoder.
+A model has one block of latent components, z_c, or two blocks, z_c and z_s. Each block has an encoder, which gives its
+posterior distribution, and a prior distribution. A decoder maps the blocks to images or features.
 """
 
 from __future__ import annotations
@@ -37,34 +38,38 @@ if TYPE_CHECKING:
     from scbd.nn._feature_scaling import FeatureScaling
     from scbd.nn._image_preprocessing import Preprocess
 
-# gradient norm above which a step is skipped, and norm to which longer gradients are clipped (Child, 2021)
+# first value: gradient norm above which a training step is skipped; second value: maximum norm to which the gradients
+# of the other steps are clipped (as in Child, 2021)
 _SKIP_GRADIENT_NORM, _CLIP_GRADIENT_NORM = 1e12, 1e6
-# variance of a component's posterior mean over cells, above which the component is active (Burda et al., 2016)
+# a latent component is active if the variance of its posterior mean over cells is above this value (Burda et al., 2016)
 _MIN_ACTIVE_VARIANCE = 0.01
 
 
 class LatentModule(EmbeddingModule):
-    """Base of variational models with one block (z_c) or two (z_c and z_s), trained on a variational bound.
+    """Base class of variational autoencoders with one block of latent components (z_c) or two blocks (z_c and z_s).
 
-    A subclass defines the priors. It may also change the posteriors, the code that is decoded, and add penalties.
+    The network is trained by maximising a variational bound of the likelihood. A subclass defines the prior of each
+    block. It may also change the posteriors and the input of the decoder, and add penalties to the loss.
 
     Parameters
     ----------
     preprocess
-        Module that prepares the stored inputs.
+        Module that prepares stored images or features for the encoders.
     n_labels, n_environments
-        Numbers of different perturbations and environments.
+        Number of different perturbations, and number of different environments.
     n_latent
-        Dimension of each block.
+        Number of latent components of each block.
     n_blocks
-        Number of blocks, 1 or 2.
+        Number of blocks: 1 (z_c) or 2 (z_c and z_s).
     likelihood
-        ``"bernoulli"``, ``"gaussian"`` with one learned scale, or ``"auto"``: Bernoulli if intensities are scaled to
-        between 0 and 1 (``intensity="scale"``), otherwise Gaussian.
+        Distribution of images or features given the latent components: ``"bernoulli"``, ``"gaussian"`` with one learned
+        scale, or ``"auto"``: Bernoulli if intensities are scaled to between 0 and 1 (``intensity="scale"``), otherwise
+        Gaussian.
     n_experts
-        Number of heads of the posterior of z_s.
+        Number of output heads (experts) of the encoder of z_s, for example one per environment.
     n_beside
-        Number of decoder inputs in addition to the blocks.
+        Number of inputs of the decoder in addition to the blocks, for example the dimension of an embedding of the
+        environment.
     """
 
     def __init__(
@@ -85,46 +90,57 @@ class LatentModule(EmbeddingModule):
         if likelihood == "auto":
             likelihood = "bernoulli" if self.preprocess.intensity == "scale" else "gaussian"
         self.n_labels, self.n_environments, self.n_latent = n_labels, n_environments, n_latent
-        self.asks: tuple[str, ...] = ()  # labels that decoding depends on, besides the image
+        # registry keys of the labels (perturbation, environment) that are needed to decode a cell, in addition to its
+        # image
+        self.asks: tuple[str, ...] = ()
         self.content = Posterior(shape, n_latent)
         if n_blocks == 2:
             self.style = Posterior(shape, n_latent, n_experts)
         self.decoder = LatentDecoder((*[n_latent] * (n_blocks - 1), n_latent + n_beside), shape, likelihood)
 
     def posteriors(self, images: PreparedInputs, e: Tensor) -> tuple[Gaussian, ...]:
-        """Return the posterior of z_c and, if there are two blocks, of z_s."""
+        """Return the posterior distribution of z_c and, if there are two blocks, of z_s for each cell."""
         of_c = self.content(images.within)
         return (of_c,) if self.style is None else (of_c, self.style(images.whole))
 
     @abstractmethod
     def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
-        """Return the prior of each block, given the labels of the cells."""
+        """Return the prior distributions of the blocks for each cell, given its perturbation and environment."""
 
     def code(self, z: tuple[Tensor, ...], y: Tensor, e: Tensor) -> Tensor:
-        """Return the decoder's input for samples of the blocks: the part of z_c, followed by the part of z_s."""
+        """Return the input of the decoder, given one sample of each block: here z_c followed by z_s."""
         return torch.cat(z, dim=1)
 
     def held(self, block: str, y: Tensor) -> Tensor:
-        """Return a mask ``(B,)`` of the cells whose divergence from a block's prior counts in the loss."""
+        """Return a mask ``(B,)`` of the cells that contribute to the divergence term of a block in the loss.
+
+        The divergence is that of a cell's posterior from its prior. In this base class, all cells contribute.
+        """
         return torch.ones_like(y, dtype=torch.bool)
 
     def penalties(self, posteriors: tuple[Gaussian, ...], y: Tensor) -> dict[str, Tensor]:
-        """Return further loss terms by name, one value per cell ``(B,)``; they warm up with the divergences."""
+        """Return additional terms of the loss by name, each with one value per cell ``(B,)``.
+
+        The weight of these terms warms up together with that of the divergences. This base class has no additional
+        terms.
+        """
         return {}
 
     def average(self, nats: Tensor, y: Tensor) -> Tensor:
-        """Average a loss term of each cell ``(B,)`` over the batch."""
+        """Average the values ``(B,)`` of a loss term, one value per cell, over the batch."""
         return nats.mean()
 
     def forward(
         self, inputs: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
     ) -> Losses:
-        """Compute the negative variational bound, in nats per cell.
+        """Compute the loss of a batch, which is the negative variational bound in nats per cell, and its terms.
 
-        Samples are drawn from the posteriors with ``generator``. Without a generator, posterior means are used instead.
+        Latent components are drawn from their posteriors with ``generator``. Without a generator, the posterior means
+        are used instead.
         """
         images = self.prepare(inputs, e, generator)
-        # with z_s, the target includes differences between environments, which z_s should explain
+        # a model with z_s reconstructs inputs that are standardised over all cells: these inputs still contain the
+        # differences between environments, which z_s should explain
         target = images.within if self.style is None else images.whole
         if self.decoder.likelihood == "bernoulli":
             target = self.preprocess.intensities(images.whole)
@@ -140,10 +156,11 @@ class LatentModule(EmbeddingModule):
 
 
 class LatentPlan(TrainingPlan):
-    """Training plan that clips long gradients, and skips steps with extremely long ones (Child, 2021)."""
+    """Training plan that clips long gradients, and skips training steps with extremely long gradients (Child, 2021)."""
 
     skipped: Tensor
-    # steps with a non-finite loss are skipped, so that only a run of such losses indicates divergence
+    # number of consecutive training steps that may have a non-finite loss. Each of these steps is skipped, and only a
+    # longer series of them indicates that the training diverges.
     tolerated_losses = 10
 
     def __init__(self, module: Any, **kwargs: Any) -> None:
@@ -151,16 +168,17 @@ class LatentPlan(TrainingPlan):
         self.register_buffer("skipped", torch.zeros(()))
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip the gradient, or discard it if its norm is above the limit or not finite."""
+        """Clip the gradient of a training step, or discard the gradient if its norm is extremely large or NaN."""
         length = torch.nn.utils.clip_grad_norm_(self.module.parameters(), _CLIP_GRADIENT_NORM)
-        if not bool(length <= _SKIP_GRADIENT_NORM):  # the negation is also true of NaN
+        # ``not <=`` instead of ``>``: the condition is then also true for a norm of NaN
+        if not bool(length <= _SKIP_GRADIENT_NORM):
             self.skipped += 1
             optimizer.zero_grad(set_to_none=True)
         self.log("skipped_gradients", self.skipped.clone(), on_step=True, on_epoch=False)
 
 
 class LatentModel(PictureMixin, ImageModel):
-    """Base class of the latent-variable models. A subclass makes its module."""
+    """Base class of the variational autoencoders VAE, iVAE and mcVAE. Subclasses specify their network."""
 
     module: LatentModule
     traits = replace(
@@ -173,7 +191,7 @@ class LatentModel(PictureMixin, ImageModel):
     def _set_up(
         self, module: type[LatentModule], kl_warmup_steps: int, preprocess: dict[str, Any], **settings: Any
     ) -> None:
-        """Make the module from its settings and those of the preprocessing."""
+        """Make the network of class ``module`` from its own settings and those of the preprocessing."""
         check_count("kl_warmup_steps", kl_warmup_steps, 0)
         inputs: dict[str, Any] = {"standardize_by": "auto", "augment": True} | preprocess
         self.module = module(
@@ -188,23 +206,24 @@ class LatentModel(PictureMixin, ImageModel):
 
     @property
     def latent_health(self) -> pd.DataFrame:
-        """Statistics of the latent components at the end of training; empty before.
+        """Table of statistics of the latent components at the end of training; empty before training.
 
         There is one row per component, with these columns:
 
-        - ``block`` and ``component``: the block, ``"c"`` or ``"s"``, and the number of the component.
-        - ``divergence``: divergence of the posterior from the prior, in nats, averaged over cells.
+        - ``block`` and ``component``: the block (``"c"`` for z_c or ``"s"`` for z_s), and the number of the component
+          in it.
+        - ``divergence``: Kullback-Leibler divergence of the posterior from the prior, in nats, averaged over cells.
         - ``variance``: variance of the posterior mean over cells.
-        - ``active``: whether this variance is above 0.01.
+        - ``active``: whether ``variance`` is above 0.01.
         - ``prior_variance``: variance of the prior's mean over cells.
 
-        Divergence and variance are both near 0 for a component whose posterior has collapsed to the prior. The prior
-        variance is near 0 if the priors of all labels have collapsed to one.
+        ``divergence`` and ``variance`` are both near 0 for a component whose posterior has collapsed to the prior.
+        ``prior_variance`` is near 0 if the priors of all labels have collapsed to the same distribution.
         """
         return self.latent_health_
 
     def _embedded(self, block: str, adata: AnnData | None, rows: Any, batch_size: int) -> np.ndarray:
-        """Return the decoder's input of a block for these rows, computed from the posteriors' means."""
+        """Return the decoder's input from a block, for the cells in ``rows``, computed from posterior means."""
         adata, module = self._adata_or_attached(adata), self.module
         source = self._source(adata)
         rows = np.arange(source.shape[0]) if rows is None else row_numbers(rows, source.shape[0])
@@ -225,7 +244,10 @@ class LatentModel(PictureMixin, ImageModel):
         return z
 
     def _check_labels(self, y: np.ndarray, e: np.ndarray, rows: np.ndarray) -> None:
-        """Raise a ``ValueError`` that names the rows without a label that the decoder needs."""
+        """Raise a ``ValueError`` that names the cells that lack a perturbation or environment needed for decoding.
+
+        An environment that was not in training counts as missing.
+        """
         asks = self.module.asks
         lacking = (Y_REGISTRY in asks) & (y < 0) | (E_REGISTRY in asks) & ~np.isin(e, self.drawn_environments_)
         if lacking.any():
@@ -244,11 +266,11 @@ class LatentModel(PictureMixin, ImageModel):
         return super()._require_decoder()
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
-        """Record the environments that the network is trained on."""
+        """Store the codes of the environments of the training cells."""
         self.drawn_environments_ = np.unique(e)
 
     def _after_training(self, data: ImageDataModule) -> None:
-        """Compute ``latent_health`` on the example batch: of validation cells, or else of training cells."""
+        """Compute ``latent_health`` from a batch of validation cells; without such cells, from training cells."""
         batch = {name: part.to(self.device) for name, part in data.example_batch().items()}
         y, e = batch["y"], batch["e"]
         with torch.inference_mode():
@@ -260,7 +282,7 @@ class LatentModel(PictureMixin, ImageModel):
         self.latent_health_ = pd.concat(rows, ignore_index=True)
 
     def _result_lines(self) -> list[tuple[str, str]]:
-        """Return the line of ``print(model)`` that counts active components, if the model is trained."""
+        """Return the line of ``print(model)`` with the number of active latent components; no line before training."""
         if self.latent_health.empty:
             return []
         blocks = self.latent_health.groupby("block")["active"]
@@ -269,7 +291,10 @@ class LatentModel(PictureMixin, ImageModel):
 
 
 def _component_statistics(block: str, posterior: Gaussian, prior: Gaussian, held: Tensor) -> pd.DataFrame:
-    """Return statistics of the components of a block, over the cells whose divergence is in the loss."""
+    """Return a table of statistics with one row per component of a block, see :attr:`LatentModel.latent_health`.
+
+    The statistics are over the cells in the mask ``held``, which contribute to the block's divergence term in the loss.
+    """
     prior = Gaussian(*(part.expand_as(posterior.mean)[held] for part in prior))
     posterior = Gaussian(*(part[held] for part in posterior))
     variance = posterior.mean.var(0, correction=0).cpu().numpy()
@@ -286,33 +311,35 @@ def _component_statistics(block: str, posterior: Gaussian, prior: Gaussian, held
 
 
 class VAEModule(LatentModule):
-    """A single block, whose prior is the standard normal distribution."""
+    """Network of the VAE: a single block of latent components, whose prior is the standard normal distribution."""
 
     def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
-        """Return the standard normal distribution."""
+        """Return the standard normal distribution, which is the prior of every cell."""
         zero = self.decoder.log_scale.new_zeros((1, self.n_latent))
         return (Gaussian(zero, zero),)
 
 
 class VAEModel(LatentModel):
-    """A variational autoencoder that uses neither perturbation nor environment.
+    """Variational autoencoder that uses neither perturbations nor environments.
 
-    The decoder is trained jointly with the encoder, so that :meth:`reconstruct` draws cells. With a Gaussian
-    likelihood, the drawn cells are standardised per environment.
+    The decoder is trained jointly with the encoder, so that :meth:`reconstruct` works without further training. With a
+    Gaussian likelihood, reconstructed inputs are standardised per environment.
 
     Parameters
     ----------
     adata
-        Cells that :meth:`setup_anndata` was called on.
+        AnnData of the cells, on which :meth:`setup_anndata` was called.
     n_latent
-        Dimension of the embedding.
+        Number of latent components, which is the dimension of the embedding.
     likelihood
-        ``"bernoulli"`` for values between 0 and 1, or ``"gaussian"`` with one learned scale for any values. By default
-        (``"auto"``) Bernoulli for images scaled to between 0 and 1 (``intensity="scale"``), otherwise Gaussian.
+        Distribution of pixels or features given the latent components: ``"bernoulli"`` for values between 0 and 1, or
+        ``"gaussian"`` with one learned scale for any values. By default (``"auto"``) Bernoulli for images scaled to
+        between 0 and 1 (``intensity="scale"``), otherwise Gaussian.
     kl_warmup_steps
-        Number of steps over which the weight of the divergences rises from 0 to 1.
+        Number of first training steps, over which the weight of the Kullback-Leibler divergences rises from 0 to 1.
     registry
-        Used by :meth:`load` for a model without data.
+        Labels and settings of a saved model, which :meth:`load` uses to make the model without data. Not given
+        otherwise.
     **preprocess
         Settings of the preprocessing.
 
@@ -320,8 +347,8 @@ class VAEModel(LatentModel):
         channels to mean 0 and variance 1) and ``augment`` (random flips and rotations by right angles), as in
         :class:`scbd.nn.Preprocess`.
 
-        For features: ``standardize`` and ``clip`` (number of standard deviations at which scaled features are cut off),
-        as in :class:`scbd.nn.FeatureScaling`.
+        For features: ``standardize`` (scale features to mean 0 and variance 1) and ``clip`` (number of standard
+        deviations at which scaled features are cut off), as in :class:`scbd.nn.FeatureScaling`.
 
     References
     ----------
@@ -352,13 +379,16 @@ class VAEModel(LatentModel):
 
 
 class IVAEModule(LatentModule):
-    r"""Two blocks, :math:`p(x | z_c, z_s)\, p(z_c | y)\, p(z_s | e)`, with learned priors.
+    r"""Network of the iVAE: :math:`p(x | z_c, z_s)\, p(z_c | y)\, p(z_s | e)`, with learned priors.
+
+    The block :math:`z_c` has one prior per perturbation :math:`y`, the block :math:`z_s` has one per environment
+    :math:`e`.
 
     Parameters
     ----------
     style_posterior
-        ``"xe"``: :math:`q(z_s | x, e)`, with a separate head (expert) for each environment. ``"x"``:
-        :math:`q(z_s | x)`.
+        Inputs of the posterior of :math:`z_s`. ``"xe"``: image and environment, :math:`q(z_s | x, e)`, with a separate
+        output head (expert) for each environment. ``"x"``: the image alone, :math:`q(z_s | x)`.
     **kwargs
         See :class:`scbd.baselines._latent.LatentModule`.
     """
@@ -372,40 +402,42 @@ class IVAEModule(LatentModule):
         self.style_prior = LearnedPrior(n_environments, self.n_latent)
 
     def posteriors(self, images: PreparedInputs, e: Tensor) -> tuple[Gaussian, ...]:
-        """Return the posteriors of z_c and z_s.
+        """Return the posterior distributions of z_c and z_s for each cell.
 
-        If there are experts, the posterior of z_s is given by the expert of each cell's environment.
+        If each environment has its own output head (expert), the posterior of z_s comes from the expert of the cell's
+        environment.
         """
         assert self.style is not None
         return self.content(images.within), self.style(images.whole, e if self.asks else None)
 
     def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
-        """Return the prior of z_c given the perturbation, and of z_s given the environment."""
+        """Return the prior of z_c given each cell's perturbation, and of z_s given each cell's environment."""
         return self.content_prior(y), self.style_prior(e)
 
 
 class IVAEModel(LatentModel):
-    """A variational autoencoder with one block for the perturbation and one for the environment (iVAE).
+    """Variational autoencoder with one block for the perturbation (z_c) and one for the environment (z_s): iVAE.
 
-    With ``style_posterior="xe"``, each environment has its own expert for z_s. There are two ways to use the experts:
+    With ``style_posterior="xe"``, the encoder of z_s has a separate output head (expert) for each environment. There
+    are two ways to use the experts:
 
-    - ``get_latent_representation(block="s")`` uses no labels and returns the mean over all experts.
-    - :meth:`reconstruct` and :meth:`swap_blocks` use the expert of each cell's environment, which must have been in
-      training.
+    - ``get_latent_representation(block="s")`` uses no environment labels and returns the mean over all experts.
+    - :meth:`reconstruct` and :meth:`swap_blocks` use the expert of each cell's environment. This environment must have
+      been in training.
 
     The decoder is trained jointly with the encoders.
 
     Parameters
     ----------
-    adata, likelihood, kl_warmup_steps, registry, **preprocess
+    adata, likelihood, registry, **preprocess
         See :class:`VAEModel`.
     n_latent
-        Dimension of each of the two embeddings.
+        Number of latent components of each block, which is the dimension of each of the two embeddings.
     style_posterior
-        ``"xe"``: the posterior of z_s depends on image and environment, with an expert for each environment. ``"x"``:
-        it depends on the image alone.
+        Inputs of the posterior of z_s. ``"xe"``: image and environment, with an expert for each environment. ``"x"``:
+        the image alone.
     kl_warmup_steps
-        Number of steps over which the weight of the divergences rises from 0 to 1.
+        Number of first training steps, over which the weight of the Kullback-Leibler divergences rises from 0 to 1.
 
     References
     ----------
@@ -438,31 +470,34 @@ class IVAEModel(LatentModel):
         self._set_up(IVAEModule, kl_warmup_steps, preprocess, **settings)
 
 
-# weight of the penalty on the size of the controls' salient posterior
+# weight, in the loss of mcVAE, of the penalty that draws the salient posterior of controls towards 0
 _BACKGROUND_WEIGHT = 8.0
-# lower limit of log-variances, because the penalty drives variances towards 0
+# lower limit of the posteriors' log-variances in mcVAE, because the penalty on controls drives variances towards 0
 _MIN_LOG_VARIANCE = -20.0
 
 
 class MCVAEModule(LatentModule):
-    r"""Two blocks: a salient z_c, which is 0 for controls, and a background z_s, which all cells have.
+    r"""Network of the mcVAE: a salient block z_c, which is 0 for controls, and a background block z_s of all cells.
 
-    Before decoding, the salient code of controls is set to 0. Their salient posterior has no divergence term. Instead,
-    a penalty draws it towards 0, and warms up with the divergences:
+    Before decoding, z_c of controls is set to 0. The posterior of z_c, with mean :math:`\mu` and variances
+    :math:`\sigma^2`, has no divergence term in the loss for controls. Instead, the loss has a penalty that draws this
+    posterior towards 0 and warms up together with the divergences:
 
     .. math:: 8\, \bigl( \lVert \mu \rVert^2 + \textstyle\sum \sigma^2 \bigr).
 
-    Priors are normal distributions of variance 1, with a mean learned for each perturbation. The loss is that of a pair
-    of a control and a perturbed cell: the mean over controls plus the mean over perturbed cells.
+    The priors of both blocks are normal distributions with variance 1 and a mean learned for each perturbation. The
+    loss is that of a pair of one control and one perturbed cell: the mean over controls plus the mean over perturbed
+    cells.
 
     Parameters
     ----------
     control
-        Code of the perturbation that marks the controls.
+        Code of the perturbation label of the controls.
     n_environments
         Number of different environments.
     n_environment_latent
-        Dimension of an embedding of the environment that is given to the decoder; 0 for no such embedding.
+        Dimension of a learned embedding of the environment, which the decoder receives in addition to both blocks; 0
+        for no such embedding.
     **kwargs
         See :class:`scbd.baselines._latent.LatentModule`.
     """
@@ -481,70 +516,78 @@ class MCVAEModule(LatentModule):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of the objective, which a resumed run must share."""
+        """Settings of the loss, here the code of the controls. A resumed training run must have the same settings."""
         return {"contrasted_label": self.control}
 
     def posteriors(self, images: PreparedInputs, e: Tensor) -> tuple[Gaussian, ...]:
-        """Return the posteriors of both blocks given the image."""
+        """Return the posterior distributions of z_c and z_s for each cell, given its image."""
         found = super().posteriors(images, e)
         return tuple(Gaussian(q.mean, q.log_variance.clamp(min=_MIN_LOG_VARIANCE)) for q in found)
 
     def priors(self, y: Tensor, e: Tensor) -> tuple[Gaussian, ...]:
-        """Return the priors of both blocks given the perturbation."""
+        """Return the prior distributions of z_c and z_s for each cell, given its perturbation."""
         return self.salient_prior(y), self.background_prior(y)
 
     def code(self, z: tuple[Tensor, ...], y: Tensor, e: Tensor) -> Tensor:
-        """Return both blocks, with z_c of controls set to 0, and the embedding of the environment if there is one."""
+        """Return the input of the decoder: z_c (0 for controls), z_s and, if used, the embedding of the environment."""
         salient, background = z
         beside = () if self.environment is None else (self.environment(e),)
         return super().code((salient * (y != self.control)[:, None], background, *beside), y, e)
 
     def held(self, block: str, y: Tensor) -> Tensor:
-        """Return a mask ``(B,)`` of the cells with a divergence term: all, except controls in the salient block."""
+        """Return a mask ``(B,)`` of the cells that contribute to the divergence term of a block in the loss.
+
+        All cells contribute to the term of z_s, but only perturbed cells contribute to the term of z_c.
+        """
         return y != self.control if block == "c" else super().held(block, y)
 
     def penalties(self, posteriors: tuple[Gaussian, ...], y: Tensor) -> dict[str, Tensor]:
-        """Return the penalty on the size of the controls' salient posterior, 0 for perturbed cells."""
+        """Return the penalty that draws z_c of controls towards 0, one value per cell ``(B,)``, 0 if perturbed."""
         salient = posteriors[0]
         size = (salient.mean.square() + salient.log_variance.exp()).sum(1)
         return {"background": _BACKGROUND_WEIGHT * size.masked_fill(self.held("c", y), 0)}
 
     def average(self, nats: Tensor, y: Tensor) -> Tensor:
-        """Return the mean over controls plus the mean over perturbed cells; only one if the other group is empty."""
+        """Return the mean of a loss term over controls plus its mean over perturbed cells.
+
+        If the batch contains no control or no perturbed cell, the corresponding mean is omitted.
+        """
         controls = y == self.control
         means = [nats[group].mean() for group in (controls, ~controls) if group.any()]
         return torch.stack(means).sum()
 
 
 class MCVAEModel(LatentModel):
-    """A variational autoencoder that contrasts perturbed cells with controls (mcVAE).
+    """Variational autoencoder that contrasts perturbed cells with controls (mcVAE).
 
-    Block ``"c"`` is the salient block, for changes due to the perturbation. Block ``"s"`` is the background. The
-    original method embeds a cell as the concatenation of both blocks, which has twice ``n_latent`` dimensions.
+    Block ``"c"`` (z_c) is the salient block, for changes due to the perturbation. Block ``"s"`` (z_s) is the background
+    block, for properties that perturbed cells and controls have in common. The original method embeds a cell as the
+    concatenation of both blocks, which has twice ``n_latent`` dimensions.
 
-    One half of each batch are controls, and the other half perturbed cells. Both groups are shuffled. Each cell of the
-    smaller group is used more often. The loss is that of a pair, the sum of the nats of two cells.
+    One half of each batch are controls, and the other half are perturbed cells. Controls and perturbed cells are
+    shuffled separately, and the cells of the smaller group are used more often. The loss is that of a pair of one
+    control and one perturbed cell: the sum of the losses of both cells, in nats.
 
-    The decoder is trained jointly with the encoders, for :meth:`reconstruct` and :meth:`swap_blocks`. In these methods,
-    z_c of a control is 0, and z_s includes the embedding of the cell's environment, if there is one.
+    The decoder is trained jointly with the encoders, for :meth:`reconstruct` and :meth:`swap_blocks`. In both methods,
+    z_c of a control is 0, and z_s includes the embedding of the cell's environment, if such an embedding is used.
 
     Parameters
     ----------
-    adata, likelihood, kl_warmup_steps, registry, **preprocess
+    adata, likelihood, registry, **preprocess
         See :class:`VAEModel`.
     control
-        Perturbation that marks the controls. By default the one given to :meth:`setup_anndata`, or else
-        ``"nontargeting"``.
+        Perturbation label of the controls. By default the label given to :meth:`setup_anndata`, or ``"nontargeting"``
+        if no label was given.
     n_latent
-        Dimension of each block.
+        Number of latent components of each block.
     kl_warmup_steps
-        Number of steps over which the weights of the divergences and of the penalty on controls rise from 0 to their
-        final value.
+        Number of first training steps, over which the weights of the Kullback-Leibler divergences and of the penalty on
+        controls rise from 0 to their final values.
     n_environment_latent
-        Dimension of an embedding of the environment that the decoder receives in addition to both blocks, so that the
-        blocks need not encode the environment. 0 for no such embedding. The original method uses 32 (for the batch).
-        With such an embedding, the model cannot continue training with cells of other environments, but it can embed
-        them.
+        Dimension of a learned embedding of the environment, which the decoder receives in addition to both blocks, so
+        that the blocks need not encode the environment. 0 for no such embedding. The original method uses 32
+        dimensions, to embed the experimental batch. With such an embedding, the model cannot continue training with
+        cells of new environments, but it can embed these cells.
 
     Raises
     ------
@@ -604,39 +647,40 @@ class MCVAEModel(LatentModel):
         self._set_up(MCVAEModule, kl_warmup_steps, preprocess, **settings)
 
 
-# approximate side, in pixels, and channels of the encoder's last feature map
+# approximate side, in pixels, of the last feature map of the image encoder
 _FEATURE_MAP_SIDE = 8
+# number of channels of the last feature map of the image encoder
 _FEATURE_MAP_CHANNELS = 64
-# width of the two hidden layers in networks for features
+# number of units in each of the two hidden layers of encoders and decoders for features (inputs that are not images)
 _HIDDEN_WIDTH = 256
 
 
 class Gaussian(NamedTuple):
-    """Independent normal distributions."""
+    """Independent normal distributions of latent components, given by their means and log-variances."""
 
     mean: Tensor
     log_variance: Tensor
 
     def sample(self, generator: torch.Generator | None) -> Tensor:
-        """Draw one differentiable sample; return the means if there is no generator."""
+        """Draw one sample, differentiable in mean and log-variance; without a generator, return the means instead."""
         if generator is None:
             return self.mean
         noise = torch.randn(self.mean.shape, generator=generator).to(self.mean)
         return self.mean + noise * (0.5 * self.log_variance).exp()
 
     def divergence(self, prior: Gaussian) -> Tensor:
-        """Compute the Kullback-Leibler divergence from the prior, in nats per component."""
+        """Compute the Kullback-Leibler divergence of these distributions from the prior, in nats per component."""
         error = (self.mean - prior.mean).square() + self.log_variance.exp()
         return 0.5 * (prior.log_variance - self.log_variance + error * (-prior.log_variance).exp() - 1)
 
 
 def _halvings(image_size: tuple[int, int]) -> int:
-    """Return how often the encoder halves an image's sides: 3 times for 64 pixels, twice for 32."""
+    """Return how many times the encoder halves the side of an image: 3 times for 64 pixels, twice for 32 pixels."""
     return int(min(3, max(0, math.log2(min(image_size) / _FEATURE_MAP_SIDE))))
 
 
 def _build_encoder(input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
-    """Return a network from inputs to a vector, and the length of this vector."""
+    """Build the network that maps images or features to one vector per cell; also return the length of this vector."""
     if len(input_shape) == 1:
         hidden = [
             nn.Linear(input_shape[0], _HIDDEN_WIDTH),
@@ -647,7 +691,7 @@ def _build_encoder(input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
         return nn.Sequential(*hidden), _HIDDEN_WIDTH
     channels, height, width = input_shape
     halvings = _halvings((height, width))
-    # if there are fewer than three halvings, the last layers do them
+    # strides of the three layers that can halve an image; if fewer have to halve it, these are the last of them
     strides = [2 if i >= 3 - halvings else 1 for i in range(3)]
     plan = [(channels, 32, strides[0]), (32, 32, 1), (32, 64, strides[1]), (64, 64, 1), (64, 64, strides[2])]
     layers: list[nn.Module] = []
@@ -658,16 +702,18 @@ def _build_encoder(input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
 
 
 class Posterior(nn.Module):
-    """Network from inputs to a normal distribution of the embedding, with one or several heads (experts).
+    """Encoder of one block: maps inputs to normal posterior distributions of the block's latent components.
+
+    All output heads (experts) of the encoder have the layers below them in common.
 
     Parameters
     ----------
     input_shape
         ``(C, H, W)`` of images, or ``(F,)`` of features.
     n_latent
-        Dimension of the embedding.
+        Number of latent components of the block.
     n_experts
-        Number of heads on the shared network, for example one per environment.
+        Number of output heads, for example one per environment.
     """
 
     def __init__(self, input_shape: tuple[int, ...], n_latent: int, n_experts: int = 1) -> None:
@@ -677,39 +723,39 @@ class Posterior(nn.Module):
         self.n_latent, self.n_experts = n_latent, n_experts
 
     def forward(self, images: Tensor, experts: Tensor | None = None) -> Gaussian:
-        """Compute mean and log-variance, ``(B, D)`` each.
+        """Compute the means and log-variances ``(B, D)`` of the posteriors of B cells.
 
-        ``experts`` ``(B,)`` is the number of the head to use for each cell. By default, the average of all heads is
-        used.
+        ``experts`` ``(B,)`` is the number of the output head to use for each cell. By default, the outputs of all heads
+        are averaged.
         """
         heads = self.heads(self.maps(images)).float().unflatten(1, (self.n_experts, 2, self.n_latent))
         chosen = heads.mean(1) if experts is None else heads[torch.arange(len(heads), device=heads.device), experts]
         return Gaussian(chosen[:, 0], chosen[:, 1])
 
     def width(self, representation: Representation) -> int:
-        """Return the dimension of the output of :meth:`represent`."""
+        """Return the number of latent components, which is the dimension of the output of :meth:`represent`."""
         return self.n_latent
 
     def represent(self, images: Tensor, representation: Representation) -> Tensor:
-        """Return the posterior mean ``(B, D)``, which is also the intermediate representation here."""
+        """Return the posterior means ``(B, D)``, which serve both as embeddings and as intermediate representations."""
         return self(images).mean
 
     def show(self, look: Callable[[Tensor], None]) -> RemovableHandle:
-        """Call ``look`` with the posterior mean in every forward pass, until the returned handle is removed."""
+        """Call ``look`` with the posterior means of every forward pass, until the returned handle is removed."""
         return self.register_forward_hook(lambda _module, _inputs, posterior: look(posterior.mean))
 
 
 class LearnedPrior(nn.Module):
-    """A separate normal distribution for each label, with learned parameters.
+    """Learned prior of one block: a separate normal distribution of the latent components for each label.
 
     Parameters
     ----------
     n_labels
-        Number of labels.
+        Number of different labels, which are perturbations or environments.
     n_latent
-        Dimension of the embedding.
+        Number of latent components of the block.
     learn_variance
-        Learn variances as well; `False` fixes them to 1.
+        Whether to learn the variances in addition to the means; `False` fixes all variances to 1.
     """
 
     def __init__(self, n_labels: int, n_latent: int, *, learn_variance: bool = True) -> None:
@@ -720,12 +766,15 @@ class LearnedPrior(nn.Module):
         self.log_variance.weight.requires_grad_(learn_variance)
 
     def forward(self, labels: Tensor) -> Gaussian:
-        """Return the distributions of labels ``(B,)``."""
+        """Return the prior distribution of each cell, given the codes of the cells' labels ``(B,)``."""
         return Gaussian(self.mean(labels), self.log_variance(labels))
 
 
 def _build_decoder(n_latent: int, input_shape: tuple[int, ...]) -> nn.Sequential:
-    """Return a network from embeddings to inputs; images come out with sides rounded up, to be cropped afterwards."""
+    """Build the network that maps latent components to images or features.
+
+    The sides of decoded images are rounded up to a multiple of the encoder's total stride; the caller crops the images.
+    """
     if len(input_shape) == 1:
         hidden = [nn.Linear(n_latent, _HIDDEN_WIDTH), nn.GELU(), nn.Linear(_HIDDEN_WIDTH, _HIDDEN_WIDTH), nn.GELU()]
         return nn.Sequential(*hidden, nn.Linear(_HIDDEN_WIDTH, input_shape[0]))
@@ -750,16 +799,19 @@ def _build_decoder(n_latent: int, input_shape: tuple[int, ...]) -> nn.Sequential
 
 
 class LatentDecoder(nn.Module):
-    """Network from an embedding to the logits or means of inputs, with their likelihood.
+    """Decoder that maps latent components to images or features, and computes their likelihood.
+
+    The output of its network are logits for a Bernoulli likelihood, and means for a Gaussian likelihood.
 
     Parameters
     ----------
     n_latents
-        Dimension of the decoder's input from each block.
+        Number of inputs of the decoder from each block.
     input_shape
         ``(C, H, W)`` of images, or ``(F,)`` of features.
     likelihood
-        ``"bernoulli"`` for values between 0 and 1, or ``"gaussian"`` with one learned scale for any values.
+        Distribution of pixels or features given the latent components: ``"bernoulli"`` for values between 0 and 1, or
+        ``"gaussian"`` with one learned scale for any values.
     """
 
     def __init__(self, n_latents: tuple[int, ...], input_shape: tuple[int, ...], likelihood: str) -> None:
@@ -772,16 +824,16 @@ class LatentDecoder(nn.Module):
         self.log_scale = nn.Parameter(torch.zeros(()), requires_grad=likelihood == "gaussian")
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return logits or means, ``(B, C, H, W)`` or ``(B, F)``, given embeddings ``(B, D)``."""
+        """Return logits or means of images ``(B, C, H, W)`` or features ``(B, F)``, given ``z`` ``(B, D)``."""
         return self.network(z)[self.cut].float()
 
     def mean(self, *embeddings: Tensor) -> Tensor:
-        """Return expected inputs, ``(B, C, H, W)`` or ``(B, F)``, given the embeddings ``(B, D)`` of each block."""
+        """Return expected images ``(B, C, H, W)`` or features ``(B, F)``, given each block's embeddings ``(B, D)``."""
         predicted = self(torch.cat(embeddings, dim=1))
         return predicted.sigmoid() if self.likelihood == "bernoulli" else predicted
 
     def negative_log_likelihood(self, inputs: Tensor, z: Tensor) -> Tensor:
-        """Compute the negative log-likelihood of inputs, in nats per cell ``(B,)``, summed over their values."""
+        """Compute the negative log-likelihood ``(B,)`` of each cell, in nats, summed over pixels or features."""
         predicted = self(z)
         if self.likelihood == "bernoulli":
             nats = F.binary_cross_entropy_with_logits(predicted, inputs, reduction="none")

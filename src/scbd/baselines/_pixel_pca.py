@@ -1,4 +1,4 @@
-"""Embed cells by the principal components of their pixels, a linear baseline."""
+"""Principal components of pixels, a linear baseline for the embedding of cell images."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
-# maximum number of cells that the components are fitted to
+# maximum number of cells to which the principal components are fitted
 _MAX_FIT_CELLS = 5_000
-# cells that are embedded at once
+# number of cells whose images are read and embedded at once
 _CELLS_PER_PART = 2_048
-# approximate number of pixels per side after averaging
+# approximate number of pixels per side of an image, after averaging over squares of pixels
 _PIXELS_PER_SIDE = 16
 
 
@@ -36,35 +36,37 @@ def pixel_pca(
 ) -> np.ndarray:
     """Embed cells by the principal components of their pixels.
 
-    Images are averaged over squares to about 16 pixels per side. Components are fitted to at most 5,000 random cells.
-    All cells are then embedded in blocks, so that memory use stays constant.
+    Images are first reduced to about 16 pixels per side, by averaging over squares of pixels. Principal components are
+    fitted to at most 5,000 random cells. All cells are then embedded, in parts of constant size, so that only a small
+    part of the images is in memory.
 
     Parameters
     ----------
     adata
         Cells with images in ``obsm``.
     n_components
-        Maximum number of components. There are fewer if there are fewer cells or pixels.
+        Maximum number of principal components. There are fewer components if there are fewer cells or pixels.
     scale_channels
-        Divide each channel by its standard deviation between cells, so that dim and bright stains have equal weight.
+        Whether to divide each channel by its standard deviation between cells, so that dim and bright stains have equal
+        weight.
     image_key
         Key of the images in ``obsm``.
     channels
-        Channels to use, by name or number, as in ``setup_anndata``; by default all but masks.
+        Channels to use, by name or number, as in ``setup_anndata``. Default: all channels that are not masks.
     fit
-        Cells to fit the components to, booleans ``(N,)`` or row numbers; all by default.
+        Cells to which the components are fitted, as a boolean mask ``(N,)`` or row numbers. Default: all cells.
     seed
-        Seed of the random cells and of the randomised decomposition.
+        Seed of the random choice of cells and of the randomised singular value decomposition.
 
     Returns
     -------
-    float32 ``(N, n_components)``.
+    Principal components of each cell, float32 ``(N, n_components)``.
 
     Raises
     ------
     KeyError, TypeError, ValueError
-        If the images, or a channel, are missing or cannot be read, or if ``fit`` is not a valid selection of cells or
-        is empty.
+        If the images or a channel are missing or cannot be read, or if ``fit`` is empty or is not a valid selection of
+        cells.
 
     Examples
     --------
@@ -90,7 +92,7 @@ def pixel_pca(
 def _channel_deviations(images: np.ndarray) -> np.ndarray:
     """Return the standard deviation of each channel between cells, ``(C, 1)``; 1 for a constant channel.
 
-    It is the square root of the variance between cells, averaged over pixels.
+    The variance of each pixel between cells is averaged over the pixels of a channel, before the square root is taken.
     """
     sd = np.sqrt(images.var(0, dtype=np.float64).mean(-1, keepdims=True))
     return np.where(sd > 0, sd, 1).astype(np.float32)
@@ -101,9 +103,9 @@ def _scale_and_flatten(images: np.ndarray, scale: np.ndarray | np.float32) -> np
 
 
 def _average_blocks(images: np.ndarray) -> np.ndarray:
-    """Average images over squares of pixels; return float32 ``(N, C, pixels)``.
+    """Reduce images by averaging over squares of pixels, and return them as float32 ``(N, C, pixels)``.
 
-    Margins that do not fill a square are dropped.
+    Pixels at the right and lower margins that do not fill a square are dropped.
     """
     n, c, h, w = images.shape
     side = max(1, min(h, w) // _PIXELS_PER_SIDE)

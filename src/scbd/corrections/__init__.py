@@ -1,4 +1,7 @@
-"""Corrections of features and embeddings for effects of environments, in numpy and without training a network."""
+"""Corrections of features and embeddings for effects of environments (batches), without training a network.
+
+The corrections run in numpy. They can be called as functions, or by name with :func:`correct`.
+"""
 
 from scbd.corrections._correct import correct
 from scbd.corrections._external import combat, harmony

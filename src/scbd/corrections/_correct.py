@@ -1,4 +1,4 @@
-"""All corrections by name, with the arguments that each of them takes."""
+"""Table of all corrections by name, with their required and optional arguments, and a function that applies them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-# descriptions of required arguments, for error messages
+# descriptions of the arguments that a correction may require, for error messages about a missing argument
 _ARGUMENT_DESCRIPTIONS = {
     "environments": "the environment of each cell",
     "labels": "the perturbation of each cell",
@@ -26,17 +26,17 @@ _ARGUMENT_DESCRIPTIONS = {
 
 
 class Correction(NamedTuple):
-    """A correction with the names of its arguments."""
+    """Function of a correction, with the names of the arguments that it requires and accepts."""
 
     function: Callable[..., np.ndarray]
-    """Function of features and these arguments."""
+    """Function that returns corrected features, given features and the arguments in ``needs`` and ``takes``."""
     needs: tuple[str, ...]
-    """Required arguments."""
+    """Names of the required arguments."""
     takes: tuple[str, ...] = ("fit",)
-    """Optional arguments, which are used if given. Corrections without ``"fit"`` learn from all cells."""
+    """Names of the optional arguments. A correction without ``"fit"`` is always estimated from all cells."""
 
 
-# optional arguments of corrections that use the variation within labels
+# optional arguments of the corrections that use the variation within perturbations: WCCN, LDA and PLDA
 _LABEL_ARGUMENTS = ("fit", "controls", "positions")
 CORRECTIONS: dict[str, Correction] = {
     "centred": Correction(partial(standardize_by_environment, scale=False), ("environments", "controls")),
@@ -63,12 +63,12 @@ def correct(
     fit: ArrayLike | None = None,
     **settings: Any,
 ) -> np.ndarray:
-    """Correct features, or any embedding, with a correction given by name.
+    """Correct features or an embedding with the correction of the given name.
 
     ==============================  ==================================  =================================
     name                            function                            learns from
     ==============================  ==================================  =================================
-    ``"centred"``                   :func:`standardize_by_environment`  controls in ``fit``, only means
+    ``"centred"``                   :func:`standardize_by_environment`  means of controls in ``fit``
     ``"standardised"``              :func:`standardize_by_environment`  all cells in ``fit``
     ``"standardised on controls"``  :func:`standardize_by_environment`  controls in ``fit``
     ``"sphering"``                  :func:`sphering`                    controls in ``fit``
@@ -80,36 +80,38 @@ def correct(
     ``"Harmony"``                   :func:`harmony`                     all cells, by construction
     ==============================  ==================================  =================================
 
-    Each correction uses the arguments that it learns from and ignores the others, so that the same call works for all
-    corrections.
+    A correction uses the arguments that it needs and ignores all others, so that the same call works for every
+    correction.
 
     Parameters
     ----------
     features
-        Features ``(N, D)``.
+        Features or embeddings of the cells, ``(N, D)``.
     correction
-        Name of the correction.
+        Name of the correction, from the table above.
     environments
         Environment of each cell, ``(N,)``.
     labels
         Perturbation of each cell, ``(N,)``.
     controls
-        The controls, booleans ``(N,)`` or row numbers.
+        Boolean mask ``(N,)`` or row numbers of the controls.
     positions
-        Position of each cell on its plate, ``(N,)``.
+        Position of each cell's well on the plate, such as ``"A01"``, ``(N,)``.
     fit
-        Cells to learn from, booleans ``(N,)`` or row numbers; all by default.
+        Cells from which the correction is estimated, as a boolean mask ``(N,)`` or row numbers. Default: all cells. The
+        correction is applied to all cells.
     **settings
-        Further arguments of the function.
+        Further arguments of the function of the correction, see the table above.
 
     Returns
     -------
-    float32 ``(N, K)``, see the function.
+    Corrected features, float32 ``(N, K)``. The function of the correction determines the number of columns K.
 
     Raises
     ------
     ValueError
-        If there is no correction of this name, or an argument that it needs is missing; see also the function.
+        If there is no correction of this name, or a required argument is missing; see also the function of the
+        correction.
     ImportError
         If the correction needs a package that is not installed.
 
@@ -128,7 +130,7 @@ def correct(
 
 
 def check_correction(correction: str, known: Any) -> None:
-    """Raise a ValueError unless there is a correction of this name and ``known`` contains all that it requires."""
+    """Raise a ``ValueError`` unless the correction exists and ``known`` contains all arguments that it requires."""
     check_choice("correction", correction, CORRECTIONS.keys())
     for name in CORRECTIONS[correction].needs:
         if name not in known:

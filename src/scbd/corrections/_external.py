@@ -1,4 +1,4 @@
-"""Corrections by other packages: ComBat and Harmony."""
+"""Corrections that are computed by other packages: ComBat (by scanpy) and Harmony (by harmonypy)."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ if TYPE_CHECKING:
 
 
 def combat(features: ArrayLike, environments: ArrayLike) -> np.ndarray:
-    """Apply ComBat: shift and scale each feature of each environment, with shrunk parameters.
+    """Apply ComBat: shift and scale each feature in each environment, with parameters estimated by empirical Bayes.
 
-    The parameters of each feature are shrunk towards those of the other features (empirical Bayes).
+    In each environment, the shift and the scale of a feature are shrunk towards those of the other features.
 
-    The correction is computed by :func:`scanpy.pp.combat`, without covariates. ComBat learns from all rows: there is no
-    ``fit``, and the correction cannot be applied to new rows later. If environments hold different perturbations, the
-    part of the effect that is common to the perturbations of an environment is removed.
+    The correction is computed by :func:`scanpy.pp.combat`, without covariates. ComBat is estimated from all cells:
+    there is no argument ``fit``, and the correction cannot be applied to new cells later. If environments contain
+    different perturbations, effects that are common to the perturbations of an environment are removed, too.
 
     Parameters
     ----------
     features
-        Features ``(N, D)``.
+        Features or embeddings of the cells, ``(N, D)``.
     environments
         Environment of each cell, ``(N,)``. At least two environments are needed, with at least two cells each.
 
     Returns
     -------
-    float32 ``(N, D)``. Features that are constant in every environment are set to their overall mean.
+    Corrected features, float32 ``(N, D)``. Features that are constant in every environment are set to their mean over
+    all cells.
 
     Raises
     ------
@@ -78,34 +79,36 @@ def _by_scanpy(values: np.ndarray, codes: np.ndarray) -> np.ndarray:
     from anndata import AnnData
 
     obs = pd.DataFrame({"environment": pd.Categorical(codes.astype(str))}, index=np.arange(len(codes)).astype(str))
-    with np.errstate(divide="ignore", invalid="ignore"):  # scanpy's convergence test divides by estimates that may be 0
+    # scanpy's test of convergence divides by parameter estimates that may be 0; numpy's warnings are suppressed
+    with np.errstate(divide="ignore", invalid="ignore"):
         return scanpy.pp.combat(AnnData(values, obs=obs), key="environment", inplace=False)
 
 
 def harmony(
     features: ArrayLike, environments: ArrayLike, *, n_components: int | None = 100, seed: int = 0
 ) -> np.ndarray:
-    """Apply Harmony: move soft clusters of each environment towards the same clusters of the other environments.
+    """Apply Harmony: cluster all cells softly, and align the environments within each cluster.
 
-    The correction is computed by harmonypy with its default settings. Harmony learns from all rows: there is no
-    ``fit``, and the correction cannot be applied to new rows later. It does not use perturbations.
+    The correction is computed by harmonypy with its default settings. Harmony is estimated from all cells: there is no
+    argument ``fit``, and the correction cannot be applied to new cells later. Harmony does not use perturbations.
 
     Parameters
     ----------
     features
-        Features ``(N, D)``.
+        Features or embeddings of the cells, ``(N, D)``.
     environments
         Environment of each cell, ``(N,)``. At least two environments are needed, with at least two cells each.
     n_components
-        Number of principal components to correct, of features scaled to variance 1. There are fewer components if there
-        are fewer features or cells. `None` corrects the features themselves, which suits embeddings, whose columns have
-        a common unit.
+        Number of principal components to correct. They are computed from features scaled to variance 1, and there are
+        fewer of them if there are fewer features or cells. `None` corrects the features without computing components,
+        which suits embeddings, whose columns have a common unit.
     seed
         Seed of the clustering.
 
     Returns
     -------
-    float32 ``(N, n_components)``, or ``(N, D)`` with `None`.
+    Corrected principal components, float32 ``(N, n_components)``, or corrected features ``(N, D)`` with
+    ``n_components=None``.
 
     Raises
     ------
@@ -113,7 +116,7 @@ def harmony(
         If harmonypy is not installed.
     ValueError
         If features are not finite numbers, shapes do not match, there is only one environment, an environment has fewer
-        than two cells, or there are not more cells than columns.
+        than two cells, or there are not more cells than columns to correct.
 
     References
     ----------
@@ -138,7 +141,8 @@ def harmony(
         raise ValueError(msg)
     obs = pd.DataFrame({"environment": codes.astype(str)})
     moved = harmonypy.run_harmony(values, obs, "environment", random_state=seed, verbose=False).Z_corr
-    moved = moved if moved.shape == values.shape else moved.T  # harmonypy before version 2 returns the transpose
+    # harmonypy before version 2 returns the corrected table transposed, with one column per cell
+    moved = moved if moved.shape == values.shape else moved.T
     return np.ascontiguousarray(moved, dtype=np.float32)
 
 

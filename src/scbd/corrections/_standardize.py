@@ -1,4 +1,4 @@
-"""Standardisation of features within each environment."""
+"""Standardisation of features within each environment, a simple correction for effects of environments."""
 
 from __future__ import annotations
 
@@ -29,29 +29,31 @@ def standardize_by_environment(
     Parameters
     ----------
     features
-        Features ``(N, D)``.
+        Features or embeddings of the cells, ``(N, D)``.
     environments
         Environment of each cell, ``(N,)``.
     controls
-        Cells from which mean and variance are estimated, booleans ``(N,)`` or row numbers; all by default. If
-        environments hold different perturbations, controls preserve the perturbation effects, whereas all cells remove
-        part of them.
+        Boolean mask ``(N,)`` or row numbers of the controls. If given, mean and variance are estimated from the
+        controls, otherwise from all cells. If environments contain different perturbations, standardisation by controls
+        preserves the effects of perturbations, whereas standardisation by all cells removes part of these effects.
     fit
-        Cells to learn from, booleans ``(N,)`` or row numbers; all by default. Each environment needs at least two of
-        them (two controls, if ``controls`` are given). To correct a test plate, include its controls.
+        Cells from which mean and variance may be estimated, as a boolean mask ``(N,)`` or row numbers. Default: all
+        cells. Each environment needs at least two of these cells (two controls, if ``controls`` are given). To correct
+        a test plate, include its controls.
     scale
-        Divide by the standard deviation, in addition to subtracting the mean. Features that are constant in an
-        environment, or vary only by the rounding of their dtype, are not divided; a log message names them.
+        Whether to divide by the standard deviation, in addition to subtracting the mean. Features that are constant in
+        an environment, or vary only by the rounding of their dtype, are not divided; a log message names these
+        features.
 
     Returns
     -------
-    float32 ``(N, D)``.
+    Standardised features, float32 ``(N, D)``.
 
     Raises
     ------
     ValueError
-        If features are not finite numbers, shapes do not match, or an environment has fewer than two rows to learn
-        from.
+        If features are not finite numbers, shapes do not match, or an environment has fewer than two cells from which
+        mean and variance can be estimated.
 
     Examples
     --------
@@ -67,7 +69,8 @@ def standardize_by_environment(
         here = codes == code
         mean, factor = mean_and_inverse_deviation(table.features[here & table.reference])
         centred = table.features[here] - mean
-        # set rounding errors of constant features to 0: a probe that rescales them could predict the environment
+        # values of constant features that are only rounding errors are set to 0: otherwise, a linear probe that
+        # rescales features could predict the environment from the rounding errors
         rounding = relative_rounding_error(table.features.dtype) * np.abs(mean)
         centred[:, (factor == 0) & (np.abs(centred).max(0) <= rounding)] = 0
         corrected[here] = centred * np.where(factor > 0, factor, 1) if scale else centred

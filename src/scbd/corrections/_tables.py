@@ -1,4 +1,7 @@
-"""Tables of features, and the rows that a correction is fitted to."""
+"""Checks of the arguments of corrections: feature tables, labels, and the rows from which a correction is estimated.
+
+A row of a table is a cell or a well.
+"""
 
 from __future__ import annotations
 
@@ -22,36 +25,39 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# rows that are checked at once
+# number of rows that are checked for missing and infinite values at once
 _BLOCK = 8_192
 
 
 class FitTable(NamedTuple):
-    """A feature table with the rows that a correction learns from."""
+    """Table of features, with masks of the rows from which a correction is estimated."""
 
     features: np.ndarray
-    """``(N, D)``, floating point, finite."""
+    """Features of all rows, ``(N, D)``, of floating-point type and finite."""
     fit: np.ndarray
-    """Mask of the rows to learn from, boolean ``(N,)``."""
+    """Mask of the rows from which the correction is estimated, boolean ``(N,)``."""
     controls: np.ndarray | None
-    """Mask of the controls among the rows to learn from, boolean ``(N,)``; `None` if no controls were given."""
+    """Mask of the rows in ``fit`` that are controls, boolean ``(N,)``; `None` if the user gave no controls."""
     names: Sequence[Any]
-    """Names of the features: the columns of a DataFrame, otherwise their numbers."""
+    """Names of the features: the column names of a DataFrame, or column numbers if the table is an array."""
 
     @property
     def reference(self) -> np.ndarray:
-        """Mask of the rows that means and deviations are estimated from: controls if given, else rows in ``fit``."""
+        """Mask of the rows from which means and standard deviations are estimated, boolean ``(N,)``.
+
+        The mask selects the controls in ``fit`` if controls were given, otherwise all rows in ``fit``.
+        """
         return self.fit if self.controls is None else self.controls
 
 
 def read_table(features: Any, *, fit: ArrayLike | None = None, controls: ArrayLike | None = None) -> FitTable:
-    """Check a feature table and its selections of rows.
+    """Check features and the selections ``fit`` and ``controls`` of their rows, and return a :class:`FitTable`.
 
     Raises
     ------
     ValueError
-        If features are not a table ``(N, D)`` of finite numbers, a selection does not fit the table, or fewer than two
-        rows remain.
+        If features are not a table ``(N, D)`` of finite numbers, a selection of rows does not fit the table, or fewer
+        than two rows are selected.
     """
     values, names = _as_float_table(features)
     chosen = selected_rows("fit", fit, len(values))
@@ -62,14 +68,17 @@ def read_table(features: Any, *, fit: ArrayLike | None = None, controls: ArrayLi
 
 
 def selected_rows(name: str, chosen: ArrayLike | None, n: int) -> np.ndarray:
-    """Return a selection of rows as a mask ``(N,)``, see :func:`chosen_rows`.
+    """Return a boolean mask ``(n,)`` of the rows in ``chosen``, which is a mask, row numbers, or `None` for all rows.
+
+    ``name`` is the name of the argument in error messages.
 
     Raises
     ------
     ValueError
-        If the selection is not valid, or is empty.
+        If ``chosen`` is not a valid selection of rows, or selects no row.
     """
-    # numpy makes an empty list a float array, which is neither a mask nor row numbers
+    # an empty selection is handled separately, because numpy converts an empty list to a float array, which is neither
+    # a boolean mask nor row numbers
     mask = row_mask(name, chosen, n) if chosen is None or np.size(chosen) else np.zeros(n, dtype=bool)
     if not mask.any():
         msg = f"{name} names none of {n} rows: nothing can be learned from no row."
@@ -78,9 +87,9 @@ def selected_rows(name: str, chosen: ArrayLike | None, n: int) -> np.ndarray:
 
 
 def encode_row_labels(name: str, labels: ArrayLike, needed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the code of each row's label ``(N,)``, and the labels.
+    """Return the integer code of each row's label, ``(N,)``, and the distinct labels.
 
-    Rows outside of the mask ``needed`` may lack a label; their code is -1.
+    Rows outside of the mask ``needed`` may lack a label. Rows without a label have the code -1.
 
     Raises
     ------
@@ -88,7 +97,7 @@ def encode_row_labels(name: str, labels: ArrayLike, needed: np.ndarray) -> tuple
         If there is not one label per row, or a row in ``needed`` lacks its label.
     """
     check_unmasked(name, labels)
-    # object, because numpy would turn NaN in a list of texts into the text "nan"
+    # lists become object arrays, because numpy would convert NaN in a list of strings to the string "nan"
     values = np.asarray(labels, dtype=object if isinstance(labels, list | tuple) else None)
     if values.shape != needed.shape:
         msg = f"{name} must have one value for each of {len(needed)} rows of the features, got shape {values.shape}."
@@ -102,12 +111,13 @@ def encode_row_labels(name: str, labels: ArrayLike, needed: np.ndarray) -> tuple
 
 
 def environment_codes(environments: ArrayLike, table: FitTable) -> tuple[np.ndarray, np.ndarray]:
-    """Return the code of each row's environment ``(N,)``, and the names of the environments.
+    """Return the integer code of each row's environment, ``(N,)``, and the names of the environments.
 
     Raises
     ------
     ValueError
-        If there is not one environment per row, or an environment has fewer than two rows in ``table.reference``.
+        If there is not one environment per row, or an environment has fewer than two rows in the mask
+        ``table.reference``, from which its mean and standard deviation would be estimated.
     """
     codes, names = encode_row_labels("environments", environments, np.ones(len(table.fit), dtype=bool))
     few = names[np.bincount(codes[table.reference], minlength=len(names)) < 2]
@@ -124,7 +134,7 @@ def environment_codes(environments: ArrayLike, table: FitTable) -> tuple[np.ndar
 
 
 def read_environments(features: ArrayLike, environments: ArrayLike) -> tuple[FitTable, np.ndarray]:
-    """Return the checked features, and the code of each row's environment, for ComBat and Harmony.
+    """Return the checked table of features and the environment code of each row, for ComBat and Harmony.
 
     Raises
     ------
@@ -147,13 +157,20 @@ def _at_least_two(mask: np.ndarray, what: str) -> np.ndarray:
 
 
 def _as_float_table(features: Any) -> tuple[np.ndarray, Sequence[Any]]:
-    """Return features as a floating-point array, and their names; raise a ValueError if they are not usable."""
+    """Return features as a floating-point array ``(N, D)``, and the names of the features.
+
+    Raises
+    ------
+    ValueError
+        If features are sparse, masked, not numeric, not finite, or not a table with rows and columns.
+    """
     if hasattr(features, "toarray"):
         msg = "features are a sparse matrix: give them dense, as features.toarray()."
         raise ValueError(msg)
     check_unmasked("An array of features", features)
     values = np.asarray(features)
-    if values.dtype == object:  # numeric columns of a table with mixed column types
+    # a DataFrame whose columns have different numeric types becomes an array of objects
+    if values.dtype == object:
         values = _as_float64(values)
     if values.dtype.kind not in "fiub":
         msg = f"features are of type {values.dtype}, not numbers: leave out columns of names and labels."
@@ -175,7 +192,7 @@ def _as_float64(values: np.ndarray) -> np.ndarray:
 
 
 def _check_finite(values: np.ndarray, names: Any) -> None:
-    """Raise a ValueError that names the rows and features with missing or infinite values, if there are any."""
+    """Check that all values are finite; otherwise raise a ``ValueError`` that names the affected rows and features."""
     rows = np.zeros(len(values), dtype=bool)
     columns = np.zeros(values.shape[1], dtype=bool)
     for start in range(0, len(values), _BLOCK):
@@ -193,13 +210,14 @@ def _check_finite(values: np.ndarray, names: Any) -> None:
 
 
 def reference_scaling(table: FitTable) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean and the scale factor of each feature over the reference rows, see :func:`mean_and_factor`.
+    """Return the mean of each feature, and the factor that scales the feature to standard deviation 1.
 
-    A log message names the constant features, whose factor is 0.
+    Both are estimated from the rows in ``table.reference``. Constant features have the factor 0 and are named in a log
+    message.
 
     Returns
     -------
-    Mean and factor, ``(D,)`` each, float64.
+    Mean and factor of each feature, float64 ``(D,)`` each.
     """
     mean, factor = mean_and_inverse_deviation(table.features[table.reference])
     log_constant_features(table, factor == 0)
@@ -207,7 +225,11 @@ def reference_scaling(table: FitTable) -> tuple[np.ndarray, np.ndarray]:
 
 
 def log_constant_features(table: FitTable, constant: np.ndarray, done: str = "Left out") -> None:
-    """Log which features, boolean ``(D,)``, are constant over the reference rows, and how they were treated."""
+    """Write a log message that names the constant features and states how they were treated.
+
+    ``constant`` is a boolean mask ``(D,)`` of the features that are constant over the rows in ``table.reference``.
+    ``done`` is the treatment, with which the message begins.
+    """
     if constant.any():
         rows = "rows" if table.controls is None else "controls"
         said = "%s %d of %d features that are constant among %s, or vary by rounding alone (%s)."

@@ -1,4 +1,8 @@
-"""Corrections that whiten features: sphering, TVN, WCCN, LDA and PLDA."""
+"""Linear corrections that whiten features: sphering, TVN, WCCN, LDA and PLDA.
+
+Sphering and TVN whiten the variation among controls. WCCN, LDA and PLDA whiten the variation among cells of the same
+perturbation.
+"""
 
 from __future__ import annotations
 
@@ -34,35 +38,39 @@ def sphering(
 ) -> np.ndarray:
     r"""Whiten features by the covariance of controls, whose variation is not due to perturbations.
 
-    Features are first scaled to the standard deviation of the controls. With :math:`V \Lambda V^T` the covariance of
-    the scaled controls, the result is :math:`(x - \bar x) V (\Lambda + \lambda I)^{-1/2}`.
+    Features are first scaled by the standard deviation of the controls. With :math:`\bar x` the mean and
+    :math:`V \Lambda V^T` the covariance of the scaled controls, the result is
+    :math:`(x - \bar x) V (\Lambda + \lambda I)^{-1/2}`.
 
-    The controls that the transform was fitted to lie close together afterwards. They are therefore not valid negatives
-    in a score of replicates. Exclude some controls from ``fit``, and score with these.
+    After the transform, the controls to which it was fitted lie close together. They are therefore not valid negatives
+    in a score that compares replicates with controls. Exclude some controls from ``fit``, and use the excluded controls
+    as negatives.
 
     Parameters
     ----------
     features
-        Features ``(N, D)``.
+        Features or embeddings of the cells, ``(N, D)``.
     controls
-        The controls, booleans ``(N,)`` or row numbers.
+        Boolean mask ``(N,)`` or row numbers of the controls.
     fit
-        Cells to learn from, booleans ``(N,)`` or row numbers; all by default. Only the controls among them are used.
+        Cells from which the correction is estimated, as a boolean mask ``(N,)`` or row numbers. Default: all cells.
+        Only the controls among these cells are used.
     regularization
-        The constant :math:`\lambda`, in units of a feature's variance among controls. The less reliable the covariance
-        of the controls, the larger it should be. It has to be large for fewer controls than features: for 904 features
-        of wells and 160 controls, 30 was best.
+        Constant :math:`\lambda` that is added to all variances, in units of a feature's variance among controls. The
+        less reliable the covariance of the controls is, the larger the constant should be, especially with fewer
+        controls than features: for 904 features of wells and 160 controls, 30 was best.
 
     Returns
     -------
-    float32 ``(N, D)``. The first column is the direction in which controls vary most. Features that are constant among
-    controls, or vary only by the rounding of their dtype, have no influence; a log message names them.
+    Whitened features, float32 ``(N, D)``. The first column is the direction in which controls vary most. Features that
+    are constant among controls, or vary only by the rounding of their dtype, have no influence; a log message names
+    these features.
 
     Raises
     ------
     ValueError
-        If features are not finite numbers, shapes do not match, fewer than two controls are in ``fit``, or the
-        regularization is 0 while controls do not vary in all directions.
+        If features are not finite numbers, shapes do not match, fewer than two controls are in ``fit``, or
+        ``regularization`` is 0 although the controls do not vary in all directions.
 
     References
     ----------
@@ -82,15 +90,15 @@ def sphering(
 
 
 def whitening_map(mean: np.ndarray, factor: np.ndarray, spread: np.ndarray, regularization: float) -> LinearMap:
-    """Return the map that makes a covariance of features white, after features are scaled by ``factor``.
+    """Return the linear map that scales features by ``factor``, and then whitens the covariance of the scaled features.
 
     ``spread`` is the covariance ``(D, D)`` of the features before scaling. Features with a factor of 0 are ignored; for
-    each of them, one of the last output columns is 0. The map takes ``mean`` to 0.
+    each of these features, one of the last output columns is 0. The map takes the vector ``mean`` to 0.
 
     Raises
     ------
     ValueError
-        If all factors are 0, the regularization is negative, or it is 0 and the covariance is singular.
+        If all factors are 0, ``regularization`` is negative, or ``regularization`` is 0 and the covariance is singular.
     """
     check_number("regularization", regularization)
     varying = np.flatnonzero(factor)
@@ -113,44 +121,46 @@ def tvn(
 ) -> np.ndarray:
     r"""Apply typical variation normalisation (TVN): whiten controls, and align their covariances between environments.
 
-    1. Each environment is centred on the mean of its own controls.
+    1. The cells of each environment are centred on the mean of the environment's own controls.
     2. Features are rotated and scaled such that all controls together have unit covariance. Variation among controls is
-       not due to perturbations. After this step, directions in which controls vary little have the same weight as
-       others.
-    3. The covariance :math:`C_e` of each environment's controls is aligned with the other environments by
-       :math:`(C_e + \lambda I)^{-1/2} P` (correlation alignment). The matrix :math:`P` is chosen such that all controls
-       together remain white.
+       not due to perturbations. After this step, directions in which controls vary little have the same weight as all
+       other directions.
+    3. The covariance :math:`C_e` of each environment's controls is aligned with those of the other environments by the
+       transform :math:`(C_e + \lambda I)^{-1/2} P` (correlation alignment). The matrix :math:`P` is chosen such that
+       all controls together remain white.
 
     Covariances are shrunk, as if D more controls with uncorrelated features had been observed, where D is the number of
-    features. With many controls, the result is therefore white in all directions. With few controls, it is white only
-    in directions in which these controls vary. The result does not depend on the units of the features.
+    features. With many controls, the controls are therefore white in all directions of the result. With few controls,
+    they are white only in the directions in which these controls vary. The result does not depend on the units of the
+    features.
 
     Parameters
     ----------
     features
-        Features ``(N, D)``.
+        Features or embeddings of the cells, ``(N, D)``.
     environments
         Environment of each cell, ``(N,)``.
     controls
-        The controls, booleans ``(N,)`` or row numbers.
+        Boolean mask ``(N,)`` or row numbers of the controls.
     fit
-        Cells to learn from, booleans ``(N,)`` or row numbers; all by default. Only the controls among them are used.
-        Each environment needs at least two of these. To correct a test plate, include its controls.
+        Cells from which the correction is estimated, as a boolean mask ``(N,)`` or row numbers. Default: all cells.
+        Only the controls among these cells are used. Each environment needs at least two of these controls. To correct
+        a test plate, include its controls.
     regularization
-        The constant :math:`\lambda`, in units of the variance of whitened controls. The less reliable the covariances
-        of single environments, the larger it should be. With many times more controls per environment than features,
-        0.1 preserves more of the perturbation effects.
+        Constant :math:`\lambda`, in units of the variance of whitened controls. The less reliable the covariances of
+        single environments are, the larger the constant should be. With many times more controls per environment than
+        features, 0.1 preserves more of the perturbation effects than the default.
 
     Returns
     -------
-    float32 ``(N, D)``, with one column fewer for each feature that is constant among the controls of every environment;
-    a log message names these features.
+    Corrected features, float32 ``(N, D)``, with one column fewer for each feature that is constant among the controls
+    of every environment; a log message names these features.
 
     Raises
     ------
     ValueError
         If features are not finite numbers, shapes do not match, an environment has fewer than two controls, no feature
-        varies among the controls within environments, or the regularization is not above 0.
+        varies among the controls within environments, or ``regularization`` is not above 0.
 
     References
     ----------
@@ -185,25 +195,25 @@ def tvn(
 
 
 class _ControlVariation(NamedTuple):
-    """Typical variation: the variation of controls around the mean of their environment."""
+    """Typical variation, which TVN whitens: the variation of controls around the mean of their environment."""
 
     means: np.ndarray
-    """Mean of the controls of each environment, ``(E, D)``."""
+    """Mean feature vector of the controls of each environment, ``(E, D)``."""
     white: np.ndarray
-    """Matrix ``(D, K)`` from features to a space in which the controls of all environments together are white."""
+    """Matrix ``(D, K)`` that maps features to a whitened space, in which all controls together have unit covariance."""
     controls: np.ndarray
-    """Controls in this white space, centred on the mean of their environment."""
+    """Controls in the whitened space, ``(n_controls, K)``, centred on the mean of their environment."""
     codes: np.ndarray
-    """Environment codes of these controls."""
+    """Code of the environment of each control, ``(n_controls,)``."""
     shrinkage: float
-    """Weight with which covariances are shrunk towards that of uncorrelated features with unit variance."""
+    """Weight, from 0 to 1, with which covariances of controls are shrunk towards that of uncorrelated features."""
     uncorrelated_variances: np.ndarray
-    """Variances of such uncorrelated features in the white space, ``(K,)``."""
+    """Variances ``(K,)``, in the whitened space, of uncorrelated features with variance 1 before whitening."""
 
     def covariance_of(self, code: int) -> np.ndarray:
-        """Return the shrunk covariance of the controls of an environment, in the white space.
+        """Return the shrunk covariance ``(K, K)`` of the controls of an environment, in the whitened space.
 
-        Its mean over environments, weighted by :meth:`weight_of`, is the identity.
+        The mean of these covariances over environments, weighted by :meth:`weight_of`, is the identity matrix.
         """
         own = self.controls[self.codes == code]
         return (1 - self.shrinkage) * own.T @ own / (len(own) - 1) + np.diag(
@@ -211,12 +221,15 @@ class _ControlVariation(NamedTuple):
         )
 
     def weight_of(self, code: int) -> float:
-        """Return the fraction of the degrees of freedom of all environments that an environment contributes."""
+        """Return the weight of an environment in averages over environments: its fraction of all degrees of freedom.
+
+        An environment with n controls has n - 1 degrees of freedom.
+        """
         return ((self.codes == code).sum() - 1) / (len(self.codes) - len(self.means))
 
 
 def _estimate_control_variation(table: FitTable, codes: np.ndarray) -> _ControlVariation:
-    """Estimate the variation of the reference rows (the controls) around the mean of their environment."""
+    """Estimate the variation of the controls in ``table`` around the mean of their environment."""
     controls, codes = table.features[table.reference], codes[table.reference]
     _, means, _ = label_means(controls, codes)
     centred = controls - means[codes]
@@ -246,48 +259,50 @@ def wccn(
     position_weight: float = 1.0,
     regularization: float = 3.0,
 ) -> np.ndarray:
-    r"""Apply within-class covariance normalisation (WCCN): whiten the variation within perturbations.
+    r"""Apply within-class covariance normalisation (WCCN): whiten the variation among cells of the same perturbation.
 
-    Features are scaled to the standard deviation of the controls, or of all cells in ``fit`` if no controls are given.
-    With :math:`S = V \Lambda V^T` the covariance of scaled cells around the mean of their perturbation, the result is
+    Features are first scaled by the standard deviation of the controls, or of all cells in ``fit`` if no controls are
+    given. With :math:`S = V \Lambda V^T` the covariance of scaled cells around the mean of their perturbation, the
+    result is
 
     .. math:: (x - \bar x) V (\Lambda + \lambda I)^{-1/2}
 
-    where :math:`\bar x` is the mean of the controls, or of all cells in ``fit``.
+    where :math:`\bar x` is the mean of the controls, or of all cells in ``fit`` if no controls are given.
 
-    If positions are given, :math:`w` times the covariance of the controls' position means is added to :math:`S`. Where
-    all replicates of a perturbation lie in the same well position, effects of position and perturbation cannot be
-    distinguished, and only the controls show the effects of position.
+    If positions are given, variation between well positions is whitened as well: the features of controls are averaged
+    per position, and :math:`w` times the covariance of these averages is added to :math:`S`. Controls are used
+    because the effects of position and perturbation cannot be distinguished in other cells, if all replicates of a
+    perturbation lie in the same position.
 
     Parameters
     ----------
     features
-        Features ``(N, D)``.
+        Features or embeddings of the cells, ``(N, D)``.
     labels
         Perturbation of each cell, ``(N,)``, including controls. Labels of cells outside of ``fit`` may be missing.
     fit
-        Cells to learn from, booleans ``(N,)`` or row numbers; all by default.
+        Cells from which the correction is estimated, as a boolean mask ``(N,)`` or row numbers. Default: all cells.
     controls
-        The controls, booleans ``(N,)`` or row numbers. Only controls in ``fit`` are used.
+        Boolean mask ``(N,)`` or row numbers of the controls. Only controls in ``fit`` are used.
     positions
-        Position of each cell on its plate (its well), ``(N,)``. Only positions of controls are used.
+        Position of each cell's well on the plate, such as ``"A01"``, ``(N,)``. Only the positions of controls are used.
     position_weight
-        The weight :math:`w`. With 0, positions are ignored.
+        Weight :math:`w` of the variation between positions. With 0, positions are ignored.
     regularization
-        The constant :math:`\lambda`, in units of the variance of a scaled feature.
+        Constant :math:`\lambda` that is added to all variances, in units of the variance of a scaled feature.
 
     Returns
     -------
-    float32 ``(N, D)``. The first column is the direction in which cells of a perturbation vary most. Features that are
-    constant in the cells to which they are scaled, or vary only by the rounding of their dtype, have no influence; a
-    log message names them.
+    Whitened features, float32 ``(N, D)``. The first column is the direction in which cells of a perturbation vary most.
+    Features that are constant among the controls (without controls: among the cells in ``fit``), or vary only by the
+    rounding of their dtype, have no influence; a log message names these features.
 
     Raises
     ------
     ValueError
         If features are not finite numbers, shapes do not match, every perturbation has a single cell, positions are
-        given without controls, all controls have the same position, a weight is negative, or the regularization is 0
-        while cells of a perturbation do not vary in all directions.
+        given without controls, all controls have the same position, ``position_weight`` or ``regularization`` is
+        negative, or ``regularization`` is 0 although cells of a perturbation do not vary in all directions.
 
     References
     ----------
@@ -298,7 +313,7 @@ def wccn(
     >>> genes, seen = adata.obs["gene"].to_numpy(), np.arange(240) < 200
     >>> controls = genes == "nontargeting"
     >>> white = scbd.corrections.wccn(adata.obsm["X_scbd_c"], genes, fit=seen, controls=controls)
-    >>> float(abs(white[seen & controls].mean()).round(3))  # the controls are the origin
+    >>> float(abs(white[seen & controls].mean()).round(3))  # the mean of the controls is the origin
     0.0
     """
     table = read_table(features, fit=fit, controls=controls)
@@ -307,27 +322,30 @@ def wccn(
 
 
 class PositionNoise(NamedTuple):
-    """Positions of cells on their plates, and the weight with which their variation counts as noise."""
+    """Positions of cells on their plates, and the weight of the variation between positions in the noise covariance."""
 
     values: ArrayLike | None
     weight: float
 
 
 class WithinLabelMap(NamedTuple):
-    """A map that whitens the variation within labels, and the mapped label means."""
+    """Linear map that whitens the variation of rows within a label, such as a perturbation, and mapped label means."""
 
     white: LinearMap
     means: np.ndarray
-    """Label means after the map without its offset, ``(L, D)``, float64."""
+    """Mean feature vector of each label, multiplied by the matrix of the map without its offset, float64 ``(L, D)``."""
     counts: np.ndarray
-    """Number of rows of each label, ``(L,)``."""
+    """Number of rows of each label from which the map was estimated, ``(L,)``."""
 
 
 def fit_within_label_map(
     table: FitTable, labels: ArrayLike, positions: PositionNoise, regularization: float
 ) -> WithinLabelMap:
-    """Learn the map that gives rows of a label the same variance in all directions."""
-    codes, names = encode_row_labels("labels", labels, table.fit)
+    """Estimate the map that whitens the variation of rows around the mean of their label, such as a perturbation.
+
+    The map is estimated from the rows in ``table.fit``. Variation between positions is whitened as well, if given.
+    """
+    codes, _ = encode_row_labels("labels", labels, table.fit)
     learned, codes = table.features[table.fit], codes[table.fit]
     _, means, counts = label_means(learned, codes)
     if counts.max() < 2:
@@ -340,7 +358,7 @@ def fit_within_label_map(
 
 
 def _position_covariance(table: FitTable, positions: PositionNoise) -> np.ndarray | float:
-    """Return the covariance of the controls' position means times its weight; 0 without positions."""
+    """Return the covariance of the controls' mean features per position, times its weight; 0 without positions."""
     check_number("position_weight", positions.weight)
     if positions.values is None:
         return 0.0
@@ -368,10 +386,11 @@ def lda(
 ) -> np.ndarray:
     r"""Compute linear discriminants: directions in which perturbations differ most, relative to variation within them.
 
-    They are the principal axes of the perturbations' means after :func:`wccn`. Each perturbation has the same weight,
-    whatever its number of cells.
+    The discriminants are the principal axes of the perturbations' means after :func:`wccn`. Each perturbation has the
+    same weight, whatever its number of cells.
 
-    ``regularization`` is equivalent to shrinking the covariance :math:`S` within perturbations to
+    The addition of the constant :math:`\lambda` (``regularization``) to the variances within perturbations is
+    equivalent to shrinking the covariance :math:`S` within perturbations, with a weight :math:`s`, to
 
     .. math:: (1 - s) S + s \bar v I, \qquad \lambda = s \bar v / (1 - s)
 
@@ -380,31 +399,33 @@ def lda(
     Parameters
     ----------
     features
-        Features ``(N, D)``.
+        Features or embeddings of the cells, ``(N, D)``.
     labels
         Perturbation of each cell, ``(N,)``, including controls. Labels of cells outside of ``fit`` may be missing.
     n_components
-        Maximum number of directions. There are at most as many as perturbations in ``fit``, minus one.
+        Maximum number of directions. There are at most as many directions as perturbations in ``fit``, minus one.
     fit
-        Cells to learn from, booleans ``(N,)`` or row numbers; all by default.
+        Cells from which the directions are estimated, as a boolean mask ``(N,)`` or row numbers. Default: all cells.
     controls
-        The controls, booleans ``(N,)`` or row numbers. Features are scaled to the standard deviation of the controls in
-        ``fit``, whose mean becomes the origin. Without controls, all cells in ``fit`` are used for this.
+        Boolean mask ``(N,)`` or row numbers of the controls. Features are scaled by the standard deviation of the
+        controls in ``fit``, and the mean of these controls becomes the origin. Without controls, all cells in ``fit``
+        are used instead.
     positions, position_weight
-        Position of each cell on its plate, and the weight with which the covariance of the controls' position means is
-        added to the variation within perturbations; see :func:`wccn`.
+        Position of each cell's well on the plate, and the weight with which the variation of controls between positions
+        is added to the variation within perturbations; see :func:`wccn`.
     regularization
-        The constant :math:`\lambda`, added to all variances within perturbations, in units of the variance of a scaled
-        feature.
+        Constant :math:`\lambda` that is added to all variances within perturbations, in units of the variance of a
+        scaled feature.
 
     Returns
     -------
-    float32 ``(N, K)``. The first column is the direction in which perturbations differ most.
+    Coordinates of the cells along K directions, float32 ``(N, K)``. The first column is the direction in which
+    perturbations differ most.
 
     Raises
     ------
     ValueError
-        If ``fit`` contains a single perturbation; see also :func:`wccn`.
+        If ``fit`` contains cells of only one perturbation; see also :func:`wccn`.
 
     References
     ----------
@@ -435,43 +456,47 @@ def plda(
     regularization: float = 1.0,
     shrinkage: float = 0.1,
 ) -> np.ndarray:
-    """Compute probabilistic linear discriminants, scaled by how reliably they reflect the perturbation.
+    """Compute probabilistic linear discriminants (PLDA): axes scaled by how reliably they reflect the perturbation.
 
-    After :func:`wccn`, the variance within perturbations is about 1. Each principal axis of the perturbations' means is
-    then scaled by :math:`b / (b + 1 / n)`, with :math:`b` the variance of these means along the axis and :math:`n` the
-    median number of cells per perturbation. The factor is the proportion of a profile (a mean of n cells) that is
-    expected to be due to the perturbation.
+    After :func:`wccn`, the variance within perturbations is about 1 in all directions. Each principal axis of the
+    perturbations' means is then scaled by :math:`b / (b + 1 / n)`, with :math:`b` the variance of these means along the
+    axis and :math:`n` the median number of cells per perturbation. For profiles that are means of :math:`n` cells, this
+    factor is the expected proportion of the variance along the axis that is due to the perturbation.
 
-    :math:`b` is shrunk towards its mean over axes. This preserves directions in which only perturbations outside of
-    ``fit`` may differ.
+    The variances :math:`b` are shrunk towards their mean over axes. Shrinkage preserves directions in which
+    perturbations in ``fit`` do not differ, but other perturbations may.
 
     Parameters
     ----------
     features
-        Features ``(N, D)``.
+        Features or embeddings of the cells, ``(N, D)``.
     labels
         Perturbation of each cell, ``(N,)``, including controls. Labels of cells outside of ``fit`` may be missing.
     fit
-        Cells to learn from, booleans ``(N,)`` or row numbers; all by default.
+        Cells from which the axes are estimated, as a boolean mask ``(N,)`` or row numbers. Default: all cells.
     controls
-        The controls, booleans ``(N,)`` or row numbers. Features are scaled to the standard deviation of the controls in
-        ``fit``, whose mean becomes the origin. Without controls, all cells in ``fit`` are used for this.
+        Boolean mask ``(N,)`` or row numbers of the controls. Features are scaled by the standard deviation of the
+        controls in ``fit``, and the mean of these controls becomes the origin. Without controls, all cells in ``fit``
+        are used instead.
     positions, position_weight
-        Position of each cell on its plate, and the weight with which the covariance of the controls' position means is
-        added to the variation within perturbations; see :func:`wccn`.
+        Position of each cell's well on the plate, and the weight with which the variation of controls between positions
+        is added to the variation within perturbations; see :func:`wccn`.
     regularization
         Constant that is added to all variances within perturbations, in units of the variance of a scaled feature.
     shrinkage
-        Weight, from 0 to 1, with which variances between perturbations are shrunk towards their mean.
+        Weight, from 0 to 1, with which the variances :math:`b` between perturbations are shrunk towards their mean over
+        axes.
 
     Returns
     -------
-    float32 ``(N, D)``. The first column is the direction in which perturbations differ most.
+    Scaled coordinates of the cells along the D axes, float32 ``(N, D)``. The first column is the axis along which
+    perturbations differ most.
 
     Raises
     ------
     ValueError
-        If ``fit`` contains a single perturbation, or the shrinkage is not between 0 and 1; see also :func:`wccn`.
+        If ``fit`` contains cells of only one perturbation, or ``shrinkage`` is not between 0 and 1; see also
+        :func:`wccn`.
 
     References
     ----------

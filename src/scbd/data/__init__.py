@@ -1,7 +1,8 @@
-"""Reading, storing and splitting screens, and drawing batches of their cells for training.
+"""Tools that read, store and split screens of perturbed cells, and draw batches of their cells for training.
 
-Names are imported when they are first used. Writing a screen (without resizing), opening and verifying one therefore do
-not import torch, Lightning or scvi-tools, and inspecting tables and folders of images does not import anndata.
+The functions and classes of this package are imported when they are first used. Writing a screen (without resizing its
+images), opening and verifying a screen therefore do not import torch, Lightning or scvi-tools, and inspecting tables
+and folders of images does not import anndata.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,7 @@
-"""Zarr arrays that are written in blocks of rows, so that an interrupted write can continue."""
+"""Zarr stores of images or embeddings whose arrays are written in blocks of rows.
+
+If writing is interrupted, a second attempt continues with the blocks that are missing.
+"""
 
 from __future__ import annotations
 
@@ -28,34 +31,38 @@ if TYPE_CHECKING:
 
     Plate: TypeAlias = Crops | AnnData | str | os.PathLike[str]
 
-# compression levels: high, because a screen is written once and read many times, and reading is nearly as fast as at
-# low levels
+# Level of each compression that a user can choose for stored images. The levels are high, because images are written
+# once and read many times, and the level hardly affects the speed of reading.
 COMPRESSION_LEVELS: dict[str, int] = {"lz4": 5, "zstd": 3}
 
 
 class BlockStore:
-    """AnnData in Zarr whose large arrays are written block by block, and can be continued after a kill.
+    """AnnData store in Zarr whose large arrays are written in blocks of consecutive rows.
 
-    While the store is incomplete, it lies in a folder next to its final path
-    (:func:`~scbd._shared.files.partial_path`). This folder has a marker file for each block that is on disk. Blocks
-    without a marker are written again. Several processes may write different blocks.
+    If the writing process is killed, a later run continues with the blocks that are missing. While the store is
+    incomplete, it lies in a folder next to its final path (:func:`~scbd._shared.files.partial_path`). This folder has
+    an empty marker file for each block that is completely on disk. Blocks without a marker file are written again.
+    Several processes may write different blocks of one store.
 
     Parameters
     ----------
     path
         Final path of the store.
     tables
-        Other content of the store, by slot: ``obs`` and others. Tables must be :func:`as_storable`.
+        Small parts of the AnnData object, which are written at once: ``{"obs": table}``, and optionally ``"var"`` and
+        ``"uns"``. Tables must have the types that :func:`as_storable` returns.
     arrays
-        Shape and dtype of each array of ``obsm``, by key. All arrays have the same number of rows.
+        Shape and dtype of each array of ``obsm``, by key. All arrays have one row per cell.
     block_size
-        Number of rows per block. Each array stores a block as one file.
+        Number of rows per block. The rows of a block are one file in each array.
     digest
-        Digest of all that determines the content. An incomplete store is continued only if it has the same digest.
+        Hash of all that determines the content of the store, such as cells and settings. An incomplete store is
+        continued only if it was begun with the same hash.
     by_row
-        True makes each row a chunk of its own, which can be read alone. False makes each block one chunk.
+        If true, each row is a Zarr chunk that can be read without the other rows of its block. If false, a block is one
+        chunk.
     compression
-        ``"lz4"``, ``"zstd"`` or `None`.
+        Compression of the arrays: ``"lz4"``, ``"zstd"``, or `None` for no compression.
     """
 
     def __init__(
@@ -78,18 +85,22 @@ class BlockStore:
         self._n_blocks = -(-self._n // self._block_size)
 
     def rows(self, block: int) -> slice:
-        """Return the rows of a block."""
+        """Return the slice of the rows that belong to the block of the given number."""
         return slice(block * self._block_size, min((block + 1) * self._block_size, self._n))
 
     def begin(self) -> np.ndarray:
-        """Write the tables, unless an earlier run did, and return which blocks are on disk, boolean ``(n_blocks,)``.
+        """Create the incomplete store, or open the one that an earlier run has begun.
+
+        Returns
+        -------
+        Boolean array ``(n_blocks,)``: true for each block that an earlier run has already written.
 
         Raises
         ------
         FileExistsError
-            If there is a store with other content at the final path.
+            If the final path holds a store that was written from other cells or with other settings.
         ValueError
-            If the folder for the incomplete store holds the beginning of a store with other content.
+            If the folder for the incomplete store holds one that was begun with other cells or other settings.
         """
         if self._path.exists():
             if _read_store_attributes(self._path).get("digest") != self._digest:
@@ -99,7 +110,8 @@ class BlockStore:
         store = self._partial / "store"
         if not store.exists():
             shutil.rmtree(self._partial, ignore_errors=True)
-            # use a unique name first, since another process may begin at the same time
+            # write to a folder with a unique name and rename it, since another process may begin the same store at the
+            # same time
             own = self._partial.with_name(f"{self._partial.name}.{uuid4().hex}")
             try:
                 (own / "done").mkdir(parents=True)
@@ -118,18 +130,23 @@ class BlockStore:
         return self.done()
 
     def write(self, block: int, values: Mapping[str, np.ndarray]) -> None:
-        """Write the rows of a block; once this method returns, the block survives a kill of the process."""
+        """Write the given values as the rows of a block, and mark the block as written.
+
+        Once this method returns, the block need not be written again if the process is killed.
+        """
         for key, array in self._open.items():
             file = self._partial / "store" / block_file(array, block)
-            file.unlink(missing_ok=True)  # an interrupted write may have left a part of it
-            with self._turn:  # one block at a time: it occupies all cores, so that several would only take more memory
+            file.unlink(missing_ok=True)  # an interrupted earlier run may have left an incomplete file of this block
+            # compressing one block already occupies all cores, so that several blocks at once would only take more
+            # memory
+            with self._turn:
                 array[self.rows(block)] = values[key]
             with file.open("rb+") as written:
                 os.fsync(written.fileno())
         (self._partial / "done" / str(block)).touch()
 
     def done(self) -> np.ndarray:
-        """Return which blocks are on disk, boolean ``(n_blocks,)``."""
+        """Return a boolean array ``(n_blocks,)`` that is true for each block that is completely on disk."""
         return np.array([(self._partial / "done" / str(block)).exists() for block in range(self._n_blocks)])
 
     def finish(self) -> bool:
@@ -137,27 +154,32 @@ class BlockStore:
 
         Returns
         -------
-        True if the store is complete.
+        True if the store is complete and at its final path, false if blocks are missing.
         """
         if self._path.exists():
             return True
         if not self.done().all():
             return False
-        with suppress(FileNotFoundError):  # another process has moved it
+        with suppress(FileNotFoundError):  # another process may have moved the complete store already
             os.rename(self._partial / "store", self._path)
         shutil.rmtree(self._partial, ignore_errors=True)
-        for left in self._partial.parent.glob(f"{glob_escape(self._partial.name)}.*"):  # left by a kill in begin
+        # folders with a unique name remain if a process is killed while it begins the store
+        for left in self._partial.parent.glob(f"{glob_escape(self._partial.name)}.*"):
             shutil.rmtree(left, ignore_errors=True)
         return True
 
     def _write_header(self, store: Path) -> None:
-        """Write the tables and create the arrays, without their values, and record the digests as attributes."""
+        """Write the tables of the store, and create its arrays without values.
+
+        The hash of the content and the hash of the files of the tables are recorded as attributes of the store.
+        """
         from anndata.io import write_elem
         from zarr.codecs import BloscCodec, Crc32cCodec
 
         group = zarr.open_group(store, mode="w", zarr_format=3)
         with warnings.catch_warnings():
-            # anndata warns that a later version will store tables in another way; scbd reads both
+            # suppress anndata's warning that a later version will divide tables in Zarr into shards: scbd can read
+            # tables with and without shards
             warnings.filterwarnings("ignore", "zarr v3 autosharding", UserWarning)
             for slot, table in {**self._tables, "obsm": {}}.items():
                 write_elem(group, slot, table)
@@ -176,8 +198,9 @@ class BlockStore:
                 shards=block if self._by_row else None,
                 compressors=compressors,
                 filters=None,
-                # Zarr does not store a chunk that holds only the fill value. No image has this value everywhere, so
-                # that all chunks are stored.
+                # Zarr does not store a chunk in which every number equals the fill value. The fill value is 165 for
+                # integers and NaN for floats. No real image or embedding consists of only this value, so that all
+                # chunks are stored, and a missing chunk reveals lost data.
                 fill_value=165 if dtype.kind == "u" else np.nan,
                 attributes={"encoding-type": "array", "encoding-version": "0.2.0", STORE_KEY: True},
             )
@@ -186,15 +209,15 @@ class BlockStore:
 
 
 def block_arrays(group: Any, *, fast: bool = False) -> dict[str, zarr.Array]:
-    """Return the arrays in ``obsm`` that scbd has written in blocks, by key.
+    """Return the arrays in ``obsm`` of a store that scbd has written in blocks of rows, as a dictionary by key.
 
     Parameters
     ----------
     group
-        AnnData in Zarr. For an AnnData in HDF5, the result is empty.
+        Opened AnnData store. For a store in HDF5, the dictionary is empty, since scbd writes blocks only in Zarr.
     fast
-        Use the zarrs library in place of Zarr's own codecs. It writes and verifies about eight times as many chunks per
-        second.
+        If true, the arrays encode and decode chunks with the library zarrs in place of Zarr's own code. This library
+        writes and verifies about eight times as many chunks per second.
     """
     if not isinstance(group, zarr.Group) or "obsm" not in group:
         return {}
@@ -204,14 +227,14 @@ def block_arrays(group: Any, *, fast: bool = False) -> dict[str, zarr.Array]:
 
 
 def block_file(array: zarr.Array, block: int) -> str:
-    """Return the path of the file of a block, relative to its store."""
+    """Return the path of the file that holds a block of rows of an array, relative to the folder of the Zarr store."""
     return f"{array.path}/{array.metadata.encode_chunk_key((block, *(0 for _ in array.shape[1:])))}"
 
 
 def _read_store_attributes(store: Path) -> dict[str, Any]:
-    """Return the attributes with which scbd marks a store that it writes.
+    """Return the attributes that scbd records in each Zarr store that it writes: the hashes of its content.
 
-    The dictionary is empty if there is no store, or if scbd has not written it.
+    The dictionary is empty if there is no store at this path, or if another program has written the store.
     """
     with suppress(FileNotFoundError, NotADirectoryError, ValueError):
         said: Any = zarr.open_group(store, mode="r", zarr_format=3).attrs.get(STORE_KEY, {})
@@ -220,9 +243,9 @@ def _read_store_attributes(store: Path) -> dict[str, Any]:
 
 
 def digest_of_tables(store: Path, arrays: Mapping[str, zarr.Array]) -> str:
-    """Compute the SHA-256 of all files of a store that do not belong to blocks.
+    """Compute one SHA-256 hash of all files of a Zarr store except the blocks of its large arrays.
 
-    The root ``zarr.json`` is excluded, because the digest is recorded in it.
+    The file ``zarr.json`` of the root is excluded as well, because this hash is recorded in it.
     """
     digest = hashlib.sha256()
     blocks = tuple(f"{array.path}/c/" for array in arrays.values())

@@ -1,4 +1,4 @@
-"""Names and choice of image channels."""
+"""Names of image channels, choice of the channels to use, and comparison of new images with those of a model."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# channels to use: a sequence of names or numbers, or a mapping {new name: name or number}
+# image channels to use, in order: a sequence of their names or numbers, or a mapping {new name: name or number}
 Channels: TypeAlias = Sequence[str | int] | Mapping[str, str | int]
 
 
 def channel_names(var: pd.DataFrame, n_channels: int, image_key: str) -> list[str]:
-    """Return the names of all stored channels.
+    """Return the name of each image channel that an AnnData stores.
 
-    The names are those in ``var["channels"]``. Without this column, they are the names of ``var`` if ``var`` has one
-    row per channel, otherwise numbers (``channel_0``, …): ``var`` may describe genes or features in ``X`` and not the
-    images.
+    The names are those in the column ``var["channels"]``. Without this column, they are the index of ``var``, if
+    ``var`` has one row per channel. Otherwise, ``var`` is taken to describe genes or features in ``X`` and not the
+    images, and the channels get numbered names (``channel_0``, …).
 
     Raises
     ------
@@ -46,25 +46,25 @@ def channel_names(var: pd.DataFrame, n_channels: int, image_key: str) -> list[st
 def taken_channels(
     var: pd.DataFrame, n_channels: int, image_key: str, channels: Channels | None
 ) -> tuple[list[int], list[str]]:
-    """Return the positions and names of the channels to use.
+    """Return the positions and names of the image channels to use.
 
     Parameters
     ----------
     var
-        Table of the channels, or of other variables.
+        Table ``var`` of the AnnData, which describes the channels of the images or the features in ``X``.
     n_channels
-        Number of stored channels.
+        Number of channels of the stored images.
     image_key
         Key of the images in ``obsm``, for messages.
     channels
-        Channels to use. Default: all channels that are not masks.
+        Channels to use, by name or number. Default: all channels that scPortrait does not mark as segmentation masks.
 
     Raises
     ------
     KeyError, ValueError
-        If a channel does not exist, or if ``var["channels"]`` does not have one name per stored channel. Without
-        ``channels``, also if ``var`` has fewer names than there are stored channels: it is then unclear which channels
-        the names belong to.
+        If a requested channel does not exist, or if ``var["channels"]`` does not have one name per channel of the
+        images. If ``channels`` is not given, also if ``var`` names fewer channels than the images have: it is then
+        unclear which channels the names belong to.
     """
     names = channel_names(var, n_channels, image_key)
     if channels is not None:
@@ -76,22 +76,22 @@ def taken_channels(
 
 
 def resolve_channels(names: Sequence[str], channels: Channels, where: str) -> tuple[list[int], list[str]]:
-    """Return the positions and names of the requested channels, in the requested order.
+    """Return the positions and names of the requested image channels, in the requested order.
 
     Parameters
     ----------
     names
-        Names of all channels.
+        Names of all channels of the images, in the order of the images.
     channels
-        Channels to use, by name or number. A mapping ``{new name: name or number}`` renames them. If the channels have
-        no names, a list with one new name per channel names them all.
+        Channels to use, by name or number. A mapping ``{new name: name or number}`` renames them. If the images have
+        only default names (``channel_0``, …), a list with one new name per channel renames all channels.
     where
-        Name of the images in messages.
+        Description of the images in error messages.
 
     Raises
     ------
     KeyError
-        If a name does not exist.
+        If a requested name does not exist.
     ValueError
         If no channel is requested, if one is requested twice, if a number is out of range, or if several channels have
         a requested name.
@@ -113,9 +113,10 @@ def resolve_channels(names: Sequence[str], channels: Channels, where: str) -> tu
 
 
 def channels_by_name(names: Sequence[str], channels: Channels) -> Channels:
-    """Replace channel numbers by names, where a name is unique.
+    """Replace channel numbers by channel names in a choice of image channels.
 
-    Other cells, on which the choice is applied later, may have fewer channels, and then other numbers.
+    A model later applies the choice to the images of new cells. If these have fewer channels, a channel has another
+    number there, but the same name. A number is kept if several channels have the name.
     """
 
     def plain(one: str | int) -> str | int:
@@ -129,12 +130,12 @@ def channels_by_name(names: Sequence[str], channels: Channels) -> Channels:
 
 
 def _channel_positions(names: Sequence[str], asked: Sequence[str | int], where: str) -> list[int]:
-    """Return the positions of the requested channels.
+    """Return the position of each requested channel among all image channels.
 
     Raises
     ------
     KeyError, ValueError
-        See :func:`resolve_channels`.
+        If a requested channel does not exist, is requested twice, or has the same name as another channel.
     """
     places = []
     for one in asked:
@@ -164,7 +165,11 @@ def _channel_positions(names: Sequence[str], asked: Sequence[str | int], where: 
 
 
 def log_excluded_masks(var: pd.DataFrame, n_channels: int, image_key: str, channels: Channels | None) -> None:
-    """Log a warning that names the masks that are excluded, if ``channels`` is not given."""
+    """Log a warning with the names of the image channels that are excluded because they are segmentation masks.
+
+    Without a choice of channels (``channels`` is `None`), all masks are excluded. Otherwise, only requested channels
+    are used, and no warning is logged.
+    """
     masks = _is_mask(var, n_channels)
     if masks.any() and channels is None:
         names = channel_names(var, n_channels, image_key)
@@ -173,9 +178,10 @@ def log_excluded_masks(var: pd.DataFrame, n_channels: int, image_key: str, chann
 
 
 def _is_mask(var: pd.DataFrame, n_channels: int) -> np.ndarray:
-    """Return which channels are masks, boolean ``(C,)``.
+    """Return, for each image channel, whether it is a segmentation mask, boolean ``(C,)``.
 
-    scPortrait marks masks in ``var["channel_mapping"]``. If all channels are marked, none is treated as a mask.
+    scPortrait marks masks in the column ``var["channel_mapping"]``. If it marks all channels, no channel is treated as
+    a mask.
     """
     if "channel_mapping" not in var or len(var) != n_channels:
         return np.zeros(n_channels, dtype=bool)
@@ -184,46 +190,53 @@ def _is_mask(var: pd.DataFrame, n_channels: int) -> np.ndarray:
 
 
 def default_channel_names(n: int) -> list[str]:
-    """Return names for channels without names: ``channel_0``, ``channel_1``, and so on."""
+    """Return the names ``channel_0``, ``channel_1``, … for the ``n`` channels of images without channel names."""
     return [f"channel_{i}" for i in range(n)]
 
 
 def _is_number(channel: str | int) -> bool:
-    """Return whether a channel is given by number, which may be text if it comes from the command line."""
+    """Return whether a user requests an image channel by its number and not by its name.
+
+    Text that consists of digits counts as a number, because numbers from the command line are text.
+    """
     return not isinstance(channel, str) or channel.isdecimal()
 
 
 def _are_default_names(names: Sequence[str]) -> bool:
-    """Return whether names are only numbers, as generated by :func:`default_channel_names` or by pandas."""
+    """Return whether channel names are only generated numbers, and therefore do not describe the channels.
+
+    Such names are ``channel_0``, ``channel_1``, … from :func:`default_channel_names`, and ``0``, ``1``, … from pandas.
+    """
     return [name.removeprefix("channel_") for name in names] == [str(i) for i in range(len(names))]
 
 
 def check_channel_names(var: pd.DataFrame, n_channels: int, registered: dict[str, Any], image_key: str) -> None:
-    """Compare the channel names of new cells with those that a model was set up with.
+    """Compare the channel names of the images of new cells with the names with which a model was set up.
 
-    Names are compared only if both the cells and the model have names. Channels are never reordered automatically:
-    ``adata[:, names]`` reorders names but not images, so that the names do not show which of the two was reordered.
+    The comparison requires that both the new images and the images of the model have channel names. Channels are never
+    reordered automatically: ``adata[:, names]`` reorders the channel names in ``var`` but not the images in ``obsm``.
+    The order of the names therefore does not prove the order of the images.
 
     Parameters
     ----------
     var
-        Table of the channels of the new cells.
+        Table ``var`` of the new cells, with the names of their channels.
     n_channels
-        Number of stored channels of the new cells.
+        Number of channels of the stored images of the new cells.
     registered
-        Entries that :class:`~scbd.data._fields.ImageField` registered.
+        Entries of the model's registry that :class:`~scbd.data._fields.ImageField` recorded.
     image_key
         Key of the images in ``obsm``, for messages.
 
     Raises
     ------
     ValueError
-        If the names are equal but in another order.
+        If the new images have the channel names of the model in another order.
 
     Warns
     -----
     UserWarning
-        If the names differ.
+        If the new images have other channel names than the model.
     """
     stored = channel_names(var, n_channels, image_key)
     found = taken_channels(var, n_channels, image_key, registered.get("asked"))[1]
@@ -241,7 +254,7 @@ def check_channel_names(var: pd.DataFrame, n_channels: int, registered: dict[str
 
 
 def _check_order(found: list[str], known: list[str], image_key: str) -> None:
-    """Raise ``ValueError`` if channels have the known names in another order."""
+    """Raise ``ValueError`` if the images of new cells have the channel names of a model in another order."""
     if found == known or sorted(found) != sorted(known):
         return
     msg = (
@@ -255,19 +268,19 @@ def _check_order(found: list[str], known: list[str], image_key: str) -> None:
 def check_images_match_registered(
     source: ImageSource, registered: dict[str, Any], image_key: str, resize: bool | None = None
 ) -> None:
-    """Raise if images differ in kind from the registered ones.
+    """Raise if the images of new cells differ in dtype, channels or size from those with which a model was set up.
 
     Parameters
     ----------
     source
-        New images.
+        Images of the new cells.
     registered
-        Entries that :class:`~scbd.data._fields.ImageField` registered.
+        Entries of the model's registry that :class:`~scbd.data._fields.ImageField` recorded.
     image_key
         Key of the images in ``obsm``, for messages.
     resize
-        Whether the model resizes images. If true, images of another size are accepted if their aspect ratio is equal.
-        `None`: not known yet, the size is not checked.
+        Whether the model resizes images. If true, new images may have another size, but must have the same aspect
+        ratio. If false, they must have the same size. `None`: not known yet, the size is not checked.
 
     Raises
     ------
@@ -295,10 +308,10 @@ def check_images_match_registered(
 
 
 def var_length_message(var: pd.DataFrame, n_channels: int, image_key: str, what: str) -> str:
-    """Return the message for a ``var`` that does not have one row per channel.
+    """Return the error message for a table ``var`` that does not have one row per image channel.
 
-    The usual cause is ``adata[:, names]``, which selects rows of ``var`` but does not select channels of images in
-    ``obsm``.
+    The usual cause is ``adata[:, names]``, which selects rows of ``var``, whereas the images in ``obsm`` keep all
+    channels.
     """
     names = var["channels"] if what == "channels" else var.index
     return (

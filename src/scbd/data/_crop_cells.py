@@ -1,4 +1,4 @@
-"""Crops of cells, cut from fields of view around given positions or the centroids of segmented labels."""
+"""Images of single cells (crops), cut from fields of view around given positions or centroids of segmented cells."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Edge: TypeAlias = Literal["zeros", "reflect", "drop"]
 Mask: TypeAlias = Literal["neighbours", "background"]
 
 LABEL_COLUMN, AREA_COLUMN = "label", "area"
-# side of a square tile that is read at once, in pixels; most fields of view fit into one tile, slides do not
+# side of the square tiles, in pixels, into which a field of view is divided: requested cells of one tile are read
+# together. Most fields of view fit into one tile, whole slides do not.
 _TILE_SIDE = 4_096
 
 
@@ -41,13 +42,13 @@ def crop_cells(
     edge: Edge = "zeros",
     mask: Mask | None = None,
 ) -> Crops:
-    """Crop cells from fields of view, around their positions or the centroids of their labels.
+    """Crop cells from fields of view, around their positions or the centroids of their segmentation labels.
 
-    Positions are checked first. Crops are cut only when they are read, so that :func:`write_screen` holds few fields in
-    memory at a time.
+    All positions are checked immediately. The pixels of a crop are read only when they are needed, so that
+    :func:`write_screen` holds few fields in memory at a time.
 
     Pixels are counted from 0, and a pixel's position is that of its centre, as in CellProfiler and scikit-image. The
-    pixel that contains the centroid becomes pixel ``size // 2`` of the crop.
+    pixel that contains the centroid of the cell becomes pixel ``size // 2`` of the crop.
 
     Parameters
     ----------
@@ -55,44 +56,52 @@ def crop_cells(
         Mapping from names to fields, which are arrays ``(channels, height, width)`` or ``(height, width)`` of numpy,
         Zarr, dask, h5py or xarray; or one such array.
     cells
-        Table with one row per cell. It holds the name of the cell's field (not required for a single field) and its
-        position in pixels. With ``labels``, it holds the cell's ``label``, and the position is optional. All columns
-        are kept. For a single field without ``labels``, an array ``(N, 2)`` of y and x is sufficient. `None`: one cell
-        per label.
+        Table with one row per cell. It holds the name of the cell's field (not required for a single field) and the
+        cell's position in pixels. If ``labels`` is given, a column ``label`` with the cell's segmentation label is
+        required, and the position is optional. All columns are kept. For a single field without ``labels``, an array
+        ``(N, 2)`` of y and x is sufficient. `None`: one cell per segmentation label.
     size
         Height and width of the crops, in pixels.
     labels
-        Label masks of the fields, given like ``images``: integers ``(height, width)``, where 0 is background. Cells are
-        matched by field and column ``label``. Columns that ``cells`` lacks are added: position of the centroid, and
-        ``area`` in pixels.
+        Segmentation masks of the fields, given like ``images``: integers ``(height, width)``, where 0 is background and
+        each other value is the label of one cell. Rows of ``cells`` are matched to labels by field and column
+        ``label``. The position of the centroid and the ``area`` in pixels are added as columns, if ``cells`` lacks
+        them.
     field_key, yx_keys
         Columns of ``cells`` with the name of the field, and with the position (y and x).
     channels
         Channels to use and their order, by number. A mapping ``{name: number}``, for example ``{"DNA": 0}``, names
         them, and so does a list with one name per channel.
     edge
-        Treatment of crops that reach over the edge of their field: the part outside of the field is filled with
-        ``"zeros"`` (the default) or with the field mirrored at its last pixel (``"reflect"``), or these cells are
-        excluded (``"drop"``).
+        Treatment of crops that reach over the edge of their field:
+
+        - ``"zeros"`` (the default): the part outside of the field is filled with zeros;
+        - ``"reflect"``: the part outside of the field is filled with the field mirrored at its last pixel;
+        - ``"drop"``: cells with such crops are excluded.
     mask
-        Pixels that become zero: those of other cells' labels (``"neighbours"``), or all pixels outside of the cell's
-        own label (``"background"``). Default: no pixels.
+        Pixels of each crop that are set to zero, which requires ``labels``:
+
+        - ``"neighbours"``: pixels with the label of another cell;
+        - ``"background"``: all pixels outside of the cell's own label.
+
+        Default: no pixels.
 
     Returns
     -------
-    :class:`Crops` in the dtype of the fields, sorted by field. For few crops, ``to_memory()`` returns an AnnData.
+    :class:`Crops` in the dtype of the fields, sorted by field. If they fit into memory, ``to_memory()`` returns an
+    AnnData.
 
     Raises
     ------
     KeyError, TypeError, ValueError
-        If fields differ in channels or dtype, have several planes or time points, or do not fit their labels; if a
-        column or channel does not exist; or if a cell has no field, no position, a position outside of its field, or a
-        label without pixels.
+        If fields differ in channels or dtype, or have several planes or time points; if labels are not integers, or
+        differ from their field in height or width; if a column or channel does not exist; or if a cell has no field, no
+        position, a position outside of its field, or a label without pixels.
 
     Warns
     -----
     UserWarning
-        If ``cells`` is not given and some fields have no labels.
+        If ``cells`` is not given and some fields have no labels, so that no cell is cut from these fields.
 
     Examples
     --------
@@ -140,18 +149,20 @@ def crop_cells(
 
 @dataclass(eq=False)
 class _CropSource:
-    """Crops as a source of images, which reads the requested cells of a tile of a field together.
+    """Source of cell images that cuts each crop from its field of view when the crop is read.
+
+    Fields are divided into square tiles. If several cells of one tile are requested, their pixels are read together.
 
     Attributes
     ----------
     fields
-        Fields by name.
+        Fields of view by name.
     masks
-        Label masks by name of the field; empty without labels.
+        Segmentation masks by name of the field; empty without segmentation.
     number
-        Number of each cell's field, ``(N,)``.
+        Position of each cell's field in ``fields``, ``(N,)``.
     centres
-        Pixel (y and x) that contains each cell's centroid, ``(N, 2)``.
+        Pixel (y and x) of the field that contains each cell's centroid, ``(N, 2)``.
     size
         Height and width of the crops, in pixels.
     channels
@@ -159,7 +170,7 @@ class _CropSource:
     edge, mask
         See :func:`crop_cells`.
     own
-        Label of each cell, ``(N,)``; `None` without ``mask``.
+        Segmentation label of each cell, ``(N,)``; `None` without ``mask``.
     chunk_rows
         Mean number of cells per tile. Reading one cell of a tile takes about as long as reading all its cells.
     """
@@ -186,14 +197,14 @@ class _CropSource:
         check_images(self.shape, self.dtype, "images")
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the images of the given rows, in the given order.
+        """Return the crops of the cells in the given rows, in the order of these rows.
 
         Raises
         ------
         IndexError
             If a row does not exist.
         ValueError
-            If a field cannot be read. The message names the field.
+            If a field of view cannot be read. The message names the field.
         """
         out = allocate_output(self, rows, out)
         asked = np.arange(self.shape[0])[rows]
@@ -207,7 +218,7 @@ class _CropSource:
         return out
 
     def _cut(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Return the crops of cells of one tile, ``(n, C, size, size)``."""
+        """Return the crops of n cells that lie in the same tile of a field of view, ``(n, C, size, size)``."""
         field = self.fields[name]
         (y, beyond_y), (x, beyond_x) = (
             _window_pixels(centres, self.size, length, reflect=self.edge == "reflect")
@@ -225,12 +236,13 @@ class _CropSource:
 
 
 def _window_pixels(centres: np.ndarray, size: int, length: int, *, reflect: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pixels that windows cover along one axis, and which of them lie beyond the edge; each ``(n, size)``.
+    """Return the pixels that n crops cover along one axis of their field, and a mask of those beyond its edge.
 
-    With ``reflect``, pixels beyond the edge are replaced by mirrored pixels, and none is marked as beyond the edge.
+    Both are arrays ``(n, size)``. With ``reflect``, pixels beyond the edge are replaced by the mirrored pixels inside
+    of the field, and the mask marks no pixel.
     """
     wanted = (centres - size // 2)[:, None] + np.arange(size)
-    if reflect:  # mirror at the last pixel, without repeating it
+    if reflect:  # the field is mirrored at its last pixel, which is not repeated
         period = max(2 * (length - 1), 1)
         folded = wanted % period
         return np.minimum(folded, period - folded), np.zeros(wanted.shape, dtype=bool)
@@ -238,18 +250,18 @@ def _window_pixels(centres: np.ndarray, size: int, length: int, *, reflect: bool
 
 
 def _load_part(part: Any) -> np.ndarray:
-    """Load a part of a field into memory, ``(C, height, width)``."""
+    """Load a part of a field of view, or of its segmentation mask, into memory, ``(C, height, width)``."""
     part = np.asarray(part)
     return part.reshape(-1, *part.shape[-2:])
 
 
 def _fields_by_name(arrays: Any) -> dict[str, Any]:
-    """Return fields as a dictionary by name; a single array is named "0".
+    """Return fields of view, or their segmentation masks, as a dictionary by name; a single array is named "0".
 
     Raises
     ------
     TypeError
-        If a field is a masked array.
+        If a field is a masked array of numpy.
     """
     named = dict(arrays) if isinstance(arrays, Mapping) else {"0": arrays}
     for name, array in named.items():
@@ -258,7 +270,7 @@ def _fields_by_name(arrays: Any) -> dict[str, Any]:
 
 
 def _check_fields(fields: dict[str, Any]) -> int:
-    """Check the fields, and return their number of channels.
+    """Check that fields of view have valid shapes and the same channels and dtype, and return the number of channels.
 
     Raises
     ------
@@ -285,12 +297,15 @@ def _check_fields(fields: dict[str, Any]) -> int:
 def _table_with_fields(
     cells: pd.DataFrame | np.ndarray, fields: dict[str, Any], field_key: str, yx_keys: tuple[str, str]
 ) -> pd.DataFrame:
-    """Return a table of the cells that holds the name of each cell's field.
+    """Return the table of cells with a column that names the field of view of each cell.
+
+    An array of positions is converted to a table. If there is only one field, its name is added where the column is
+    missing.
 
     Raises
     ------
     KeyError
-        If the table does not name the field of each cell and there are several fields.
+        If there are several fields of view and the table has no column with their names.
     """
     table = cells if isinstance(cells, pd.DataFrame) else pd.DataFrame(cells, columns=list(yx_keys))
     if field_key not in table and len(fields) > 1:
@@ -305,14 +320,16 @@ def _add_label_positions(
     field_key: str,
     yx_keys: tuple[str, str],
 ) -> pd.DataFrame:
-    """Add the centroids and areas of labels to the table of the cells; without a table, create one with all labels.
+    """Add the centroid and area of each cell's segmentation label to the table of cells.
+
+    Without a table, create one that has a row for each label of each field of view.
 
     Raises
     ------
     KeyError
         If the table has no column ``label``.
     ValueError
-        If a field lacks an image or a label mask, or if a label has no pixels.
+        If a field lacks an image or a segmentation mask, or if a label has no pixels.
     """
     names = list(masks) if table is None else table[field_key].unique().tolist()
     for there, what in ((fields, "image"), (masks, "labels")):
@@ -338,12 +355,12 @@ def _add_label_positions(
 
 
 def _measure_labels(mask: Any, size: tuple[int, int], name: str) -> pd.DataFrame:
-    """Return a table of the labels in one field, with their centroids and areas in pixels.
+    """Return a table with one row per segmentation label of a field of view: its centroid, and its area in pixels.
 
     Raises
     ------
     ValueError
-        If the label mask is not of integers, or differs from the field in height or width.
+        If the segmentation mask does not consist of integers, or differs from the field in height or width.
     """
     if mask.dtype.kind not in "ui" or tuple(mask.shape)[-2:] != tuple(size):
         msg = (
@@ -363,7 +380,11 @@ def _measure_labels(mask: Any, size: tuple[int, int], name: str) -> pd.DataFrame
 def _locate_cells(
     table: pd.DataFrame, fields: dict[str, Any], field_key: str, yx_keys: tuple[str, str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of each cell's field ``(N,)``, and the pixel that contains the cell's centroid ``(N, 2)``.
+    """Return the field of view of each cell, and the pixel that contains the cell's centroid.
+
+    Returns
+    -------
+    Position of each cell's field in ``fields``, ``(N,)``; and y and x of the pixel, ``(N, 2)``.
 
     Raises
     ------
@@ -385,19 +406,19 @@ def _locate_cells(
 
 
 def _raise_if_any(bad: np.ndarray | pd.Series, what: str) -> None:
-    """Raise if any cell is marked as invalid.
+    """Raise an error that states the number of invalid cells, if there are any.
 
     Parameters
     ----------
     bad
-        Whether each cell is invalid, boolean ``(N,)``.
+        Mask of the invalid cells, boolean ``(N,)``.
     what
-        Defect of the cells, as the predicate of a sentence.
+        Defect of these cells, as the predicate of a sentence whose subject is "cells".
 
     Raises
     ------
     ValueError
-        If any cell is invalid. The message names the first row.
+        If any cell is invalid. The message also states the first row with an invalid cell.
     """
     bad = np.asarray(bad)
     if bad.any():
@@ -406,7 +427,7 @@ def _raise_if_any(bad: np.ndarray | pd.Series, what: str) -> None:
 
 
 def _check_arguments(size: Any, edge: Any, mask: Any, cells: Any, labels: Any) -> None:
-    """Raise ``ValueError`` if an argument is invalid, or if a required one is missing."""
+    """Raise ``ValueError`` if an argument of :func:`crop_cells` is invalid, or if a required one is missing."""
     check_choice("edge", edge, Edge)
     check_choice("mask", mask, (*get_args(Mask), None))
     check_count("size", size)

@@ -1,4 +1,8 @@
-"""Fields that `setup_anndata` registers: images, features, labels and numbers, with a check of their values."""
+"""Fields of an AnnData (as defined by scvi-tools) that ``setup_anndata`` registers and checks.
+
+There are fields of images, features, categorical labels and numbers. A model compares the fields of new cells with the
+registered ones.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import rich.pretty  # scvi-tools prints registries with it, but does not import it
+import rich.pretty  # scvi-tools uses rich.pretty to print registries, but does not import it
 import rich.table
 import torch
 from scvi.data.fields import BaseAnnDataField
@@ -28,29 +32,33 @@ if TYPE_CHECKING:
     from scbd.data._channels import Channels
     from scbd.data._sources import ImageSource
 
-# _IMAGES: number of cells whose pixels are checked if images are not in memory.
-# _ROWS: number of rows of features per block; if features are not in memory, only one block of random rows is checked.
+# _N_CHECKED_IMAGES: number of random cells whose pixels are checked when a model is set up with images on disk.
+# _ROWS_PER_BLOCK: number of cells whose features are read and checked at a time. Of features on disk, only one such
+# block of random cells is checked.
 _N_CHECKED_IMAGES, _ROWS_PER_BLOCK = 64, 4_096
 
 
 def _registry_table(name: str, **columns: str) -> rich.table.Table:
-    """Return the table that scvi-tools prints for a registry: names of columns, and one row of values."""
+    """Return the table that scvi-tools prints for one input of a model: one row of values, with named columns."""
     table = rich.table.Table(*(column.replace("_", " ") for column in columns), title=f"{name} State Registry")
     table.add_row(*columns.values())
     return table
 
 
 class ImageField(BaseAnnDataField):
-    """Field of images in ``obsm``, which registers shape, dtype and channel names, and checks new cells against them.
+    """AnnData field of the images in ``obsm``.
+
+    At set-up, the field registers shape, dtype and channel names of the images. The images of new cells are checked
+    against these.
 
     Parameters
     ----------
     registry_key
-        Name of the input in the registry.
+        Name of the input in the scvi-tools registry of the model.
     attr_key
         Key of the images in ``obsm``.
     channels
-        Channels to use. Default: all channels that are not masks.
+        Channels to use, by name or number. Default: all channels that are not segmentation masks.
     """
 
     registry_key: str = ""
@@ -64,11 +72,11 @@ class ImageField(BaseAnnDataField):
         self.inputs = InputLocation(image_key=attr_key, channels=channels)
 
     def validate_field(self, adata: AnnData) -> None:
-        """Check that the images can be read: presence, type, shape, dtype and names. Pixels are not read."""
+        """Check presence, type, shape, dtype and channel names of the images in an AnnData, without reading pixels."""
         self.inputs.source(adata)
 
     def register_field(self, adata: AnnData) -> dict[str, Any]:
-        """Record shape, dtype and channels of the images, and check their pixels."""
+        """Check the pixels of the images, and return the entries to register, such as shape and channel names."""
         source, n_stored = self.inputs.source(adata), self.inputs.stored(adata).shape[1]
         names = self.inputs.taken(adata, n_stored)[1]
         log_excluded_masks(adata.var, n_stored, self.attr_key, self.inputs.channels)
@@ -80,39 +88,44 @@ class ImageField(BaseAnnDataField):
             "stored": channel_names(adata.var, n_stored, self.attr_key),
             "asked": self.inputs.channels,
             "var_names": adata.var_names.astype(str).tolist(),
-            # the default encoder depends on this machine's accelerator; recorded to keep the encoder on other machines
+            # whether this machine has an accelerator: this determines the default encoder, which a model keeps on other
+            # machines
             "accelerated": torch.accelerator.is_available(),
         }
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
-        """Check that new images are of the registered kind, and keep the registered entries."""
+        """Check the images of new cells against the registered entries, and return these entries unchanged.
+
+        Dtype and number of channels must be the registered ones, and pixels must be finite. The size is not checked
+        here.
+        """
         source = self.inputs.source(adata_target)
         check_images_match_registered(source, state_registry, self.attr_key)
         _check_pixels(source, state_registry["channels"], self.attr_key)
         return dict(state_registry)
 
     def get_summary_stats(self, state_registry: dict[str, Any]) -> dict[str, Any]:
-        """Return number of channels, height and width."""
+        """Return number of channels, height and width of the registered images."""
         return dict(zip(("n_channels", "height", "width"), state_registry["image_shape"], strict=True))
 
     def view_state_registry(self, state_registry: dict[str, Any]) -> rich.table.Table | None:
-        """Return a table with shape, dtype and channels of the images."""
+        """Return a table with shape, dtype and channel names of the registered images, which scvi-tools prints."""
         shape, channels = " × ".join(map(str, state_registry["image_shape"])), ", ".join(state_registry["channels"])
         return _registry_table(self.registry_key, image_shape=shape, dtype=state_registry["dtype"], channels=channels)
 
 
 def _check_pixels(source: ImageSource, channels: list[str], image_key: str) -> None:
-    """Check that pixels are finite and that no channel is constant.
+    """Check that the pixels of images are finite and that no channel is constant.
 
-    If images are in memory, all of them are checked for NaN and infinities. Otherwise, 64 random cells are checked. The
-    selection is equal for equal numbers of cells. The other cells are checked when they are read: for the statistics of
-    the channels, in training steps and for embeddings. Constant channels are detected in up to 64 random cells, also if
-    images are in memory.
+    If the images are in memory, the pixels of all cells are checked for NaN and infinities. Otherwise, only those of 64
+    random cells are checked here. The pixels of other cells are checked when they are read: for the statistics of the
+    channels, in training steps and for embeddings. The search for constant channels always uses up to 64 random cells.
+    The choice of random cells is the same for equal numbers of cells.
 
     Raises
     ------
     ValueError
-        If an image holds a NaN or an infinity. The message names the rows.
+        If an image holds a NaN or an infinity. The message names the rows of such images.
 
     Warns
     -----
@@ -143,14 +156,16 @@ def _check_pixels(source: ImageSource, channels: list[str], image_key: str) -> N
 
 
 class FeatureField(BaseAnnDataField):
-    """Field of features in ``X``, a layer or ``obsm``, which registers names and dtype, and finds features by name.
+    """AnnData field of the features in ``X``, in a layer or in ``obsm``.
+
+    At set-up, the field registers names and dtype of the features. In new cells, features are found by name.
 
     Parameters
     ----------
     registry_key
-        Name of the input in the registry.
+        Name of the input in the scvi-tools registry of the model.
     inputs
-        Place of the features.
+        Location of the features in the AnnData.
     """
 
     registry_key: str = ""
@@ -165,11 +180,11 @@ class FeatureField(BaseAnnDataField):
         self.attr_key = inputs.obsm_key if inputs.layer is None else None if inputs.where == "X" else inputs.layer
 
     def validate_field(self, adata: AnnData) -> None:
-        """Check that the features can be read, and that their names are unique."""
+        """Check that the features can be read from an AnnData, and that no two features have the same name."""
         _feature_names(adata, self.inputs, self.inputs.source(adata).shape[1])
 
     def register_field(self, adata: AnnData) -> dict[str, Any]:
-        """Record the names of the features that vary, and check their values.
+        """Check the values of the features, and return the entries to register, such as the names of varying features.
 
         Raises
         ------
@@ -179,7 +194,7 @@ class FeatureField(BaseAnnDataField):
         Warns
         -----
         UserWarning
-            If constant features are excluded.
+            If features are excluded because they have the same value in all inspected cells.
         """
         source = self.inputs.source(adata)
         names = _feature_names(adata, self.inputs, source.shape[1])
@@ -204,21 +219,21 @@ class FeatureField(BaseAnnDataField):
         }
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
-        """Check that new cells have the registered features with finite values, and keep the registered entries."""
+        """Check that new cells have finite values of all registered features, and return the unchanged entries."""
         source = match_features(adata_target, self.inputs, state_registry)
         _value_ranges(source, state_registry["features"], self.inputs.where)
         return dict(state_registry)
 
     def get_field_data(self, adata: AnnData) -> Any:
-        """Return the table of features."""
+        """Return the features of the cells, as the AnnData stores them (an array or a data frame)."""
         return self.inputs.array(adata)
 
     def get_summary_stats(self, state_registry: dict[str, Any]) -> dict[str, Any]:
-        """Return the number of features."""
+        """Return the number of registered features."""
         return {"n_features": len(state_registry["features"])}
 
     def view_state_registry(self, state_registry: dict[str, Any]) -> rich.table.Table | None:
-        """Return a table with number, names and dtype of the features."""
+        """Return a table with number, names and dtype of the registered features, which scvi-tools prints."""
         names = state_registry["features"]
         return _registry_table(
             self.registry_key, features=f"{len(names)}: {join_first(names)}", dtype=state_registry["dtype"]
@@ -226,31 +241,32 @@ class FeatureField(BaseAnnDataField):
 
 
 def match_features(adata: AnnData, inputs: InputLocation, registered: dict[str, Any]) -> ImageSource:
-    """Return the features that a model was set up with, in the order of the model.
+    """Return the features of new cells that a model uses, in the order of the model.
 
-    Features are matched by name. The new table may have further features and another order. Arrays in ``obsm`` have no
-    names. Their features are matched by position, with a warning if the features of the model have names.
+    Features are matched by name. New cells may have further features, in any order. Arrays in ``obsm`` have no feature
+    names: their columns are matched by position, with a warning if the model was set up with feature names.
 
     Parameters
     ----------
     adata
         New cells.
     inputs
-        Place of the features.
+        Location of the features in the AnnData.
     registered
-        Entries that :class:`FeatureField` registered.
+        Entries of the model's registry that :class:`FeatureField` recorded.
 
     Raises
     ------
     KeyError, TypeError
-        If there is no table of features, see :meth:`Inputs.source`.
+        If the AnnData has no table of features at this location, see :meth:`InputLocation.source`.
     ValueError
-        If a feature is missing, if two features have the same name, or if the number of features without names differs.
+        If a feature of the model is missing, if two features have the same name, or if features without names differ in
+        number from those with which the model was set up.
 
     Warns
     -----
     UserWarning
-        If the new features have no names, and those of the model have.
+        If the features of the new cells have no names, whereas those of the model have names.
     """
     source = inputs.source(adata)
     names, wanted = _feature_names(adata, inputs, source.shape[1]), registered["features"]
@@ -283,7 +299,7 @@ def match_features(adata: AnnData, inputs: InputLocation, registered: dict[str, 
 
 
 def _feature_names(adata: AnnData, inputs: InputLocation, n: int) -> list[str]:
-    """Return the names of the features, or their positions as text if they have no names.
+    """Return the names of the ``n`` features, or their positions as text if they have no names.
 
     Raises
     ------
@@ -306,15 +322,15 @@ def _feature_names(adata: AnnData, inputs: InputLocation, n: int) -> list[str]:
 
 
 def _value_ranges(source: ImageSource, names: list[str], where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lowest and the highest value of each feature, each ``(F,)``.
+    """Return the lowest and the highest value of each feature over the cells, each ``(F,)``.
 
-    If features are in memory, all rows are read. Otherwise, 4,096 random rows are read. The selection is equal for
-    equal numbers of rows.
+    If the features are in memory, all cells are read. Otherwise, 4,096 random cells are read. Their choice is the same
+    for equal numbers of cells.
 
     Raises
     ------
     ValueError
-        If a value is missing or infinite. The message names the features and rows.
+        If a value is missing or infinite. The message names the features and the rows of the cells.
     """
     n = source.shape[0]
     if source.in_memory:
@@ -343,7 +359,7 @@ def _value_ranges(source: ImageSource, names: list[str], where: str) -> tuple[np
 
 
 class _ObsField(BaseAnnDataField):
-    """Field of one or several columns of ``obs``."""
+    """AnnData field that consists of one or several columns of ``obs``."""
 
     registry_key: str = ""
     attr_name = "obs"
@@ -353,37 +369,41 @@ class _ObsField(BaseAnnDataField):
     def __init__(self, registry_key: str, columns: str | Sequence[str]) -> None:
         self.registry_key = registry_key
         self.columns = as_columns(columns)
-        # several columns get a joint name that is not a column, so that none of them is mistaken for the label
+        # name of the field in scvi-tools. Names of several columns are joined to a name that is not a column of obs, so
+        # that no single column is mistaken for the combined label.
         self.attr_key = CROSS_SEPARATOR.join(self.columns)
 
 
 class LabelField(_ObsField):
-    """Field of a categorical label in ``obs``; several columns are combined into one label.
+    """AnnData field of a categorical label in ``obs``, such as the perturbation or the environment of each cell.
+
+    Several columns are combined into one label.
 
     Parameters
     ----------
     registry_key
-        Name of the input in the registry.
+        Name of the label in the scvi-tools registry of the model.
     columns
-        One column, or several. Each combination of their values that occurs becomes one label.
+        Name of one column, or names of several. Each combination of their values that occurs in a cell becomes one
+        category of the label.
     """
 
     def validate_field(self, adata: AnnData) -> None:
-        """Check that every cell has a label, and that there are at least two different labels.
+        """Check that every cell has a label, and that the cells have at least two different labels.
 
-        For perturbations, also check that at least two cells share a label.
+        If the label is the perturbation, also check that at least two cells have the same label.
         """
         self._labels(adata)
 
     def register_field(self, adata: AnnData) -> dict[str, Any]:
-        """Record the columns and the categories."""
+        """Return the entries to register: the names of the columns, and the categories of the label."""
         labels = self._labels(adata)
         return {"columns": list(self.columns), "categories": labels.cat.categories.tolist()}
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
-        """Keep the registered categories, and append new ones.
+        """Return the registered entries, with new labels of new cells appended to the registered categories.
 
-        Unseen labels (for example, of a new well) and missing labels are allowed, because cells can be embedded without
+        New labels (for example, a new well) and missing labels are allowed, because cells can be embedded without
         labels.
         """
         known = state_registry["categories"]
@@ -393,20 +413,22 @@ class LabelField(_ObsField):
     def get_field_data(self, adata: AnnData) -> pd.Series:
         """Return the label of each cell, a categorical of length N.
 
-        The codes of the categories refer to this table only, and not to the registered categories; see :meth:`codes`.
+        Its categories are those that occur in this AnnData, and may differ from the registered ones. :meth:`codes`
+        returns integer codes that refer to the registered categories.
         """
         return label_values(adata.obs, self.columns)
 
     def codes(self, adata: AnnData, categories: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
-        """Return codes of the labels in the registered categories, int64 ``(N,)``, and the unregistered labels.
+        """Return the label of each cell as an integer code, int64 ``(N,)``, and a list of the unregistered labels.
 
-        Unregistered labels get the codes after the registered ones. The codes do not depend on the order of the
-        categories in the table, which may change between set-up and training.
+        The code of a label is its position in ``categories``, the registered categories. Unregistered labels get the
+        numbers that follow. Codes do not depend on the order of the categories in the AnnData, which may change between
+        set-up and training.
         """
         return encode_labels(self.get_field_data(adata), categories)
 
     def unknown(self, labels: Sequence[Any]) -> str:
-        """Return the error message for labels that were not registered."""
+        """Return the error message for labels of new cells with which the model was not set up."""
         return (
             f"{self._where} holds {format_count(len(labels), 'label')} that the model was not set up with "
             f"({join_first(map(repr, labels))}), used as {self.registry_key}: exclude these cells, or set up and train "
@@ -414,28 +436,29 @@ class LabelField(_ObsField):
         )
 
     def get_summary_stats(self, state_registry: dict[str, Any]) -> dict[str, Any]:
-        """Return the number of categories."""
+        """Return the number of registered categories of the label."""
         return {f"n_{self.registry_key}": len(state_registry["categories"])}
 
     def view_state_registry(self, state_registry: dict[str, Any]) -> rich.table.Table | None:
-        """Return a table with the columns and categories."""
+        """Return a table with the columns and the registered categories of the label, which scvi-tools prints."""
         columns, categories = (", ".join(map(str, state_registry[name])) for name in ("columns", "categories"))
         return _registry_table(self.registry_key, columns=columns, categories=categories)
 
     @property
     def _where(self) -> str:
-        """Columns of the label as Python code, for messages."""
+        """Columns of the label as Python code for messages, such as ``obs['gene']``."""
         return " and ".join(f"obs[{column!r}]" for column in self.columns)
 
     def _labels(self, adata: AnnData) -> pd.Series:
-        """Return the label of each cell.
+        """Return the label of each cell, after a check of the labels.
 
         Raises
         ------
         KeyError
             If a column is missing.
         ValueError
-            If a cell has no label, if all labels are equal, or if no two cells share a perturbation.
+            If a cell has no label, if all cells have the same label, or if the label is the perturbation and no two
+            cells have the same one.
         """
         labels = label_values(adata.obs, self.columns)
         if labels.cat.categories.size < 2:
@@ -454,35 +477,38 @@ class LabelField(_ObsField):
 
 
 class NumberField(_ObsField):
-    """Field of numeric columns in ``obs``, such as time, whose order is used.
+    """AnnData field of numeric columns in ``obs``, such as time, whose order is used.
 
     Parameters
     ----------
     registry_key
-        Name of the input in the registry.
+        Name of the numbers in the scvi-tools registry of the model.
     columns
-        One column, or several.
+        Name of one column, or names of several.
     """
 
     def validate_field(self, adata: AnnData) -> None:
-        """Check that every cell has a finite number, and that the numbers of each column vary."""
+        """Check that every cell has a finite number in each column, and that the numbers of each column vary."""
         self.places(adata)
 
     def register_field(self, adata: AnnData) -> dict[str, Any]:
-        """Record the columns."""
+        """Check the numbers of the cells, and return the names of their columns as entries to register."""
         self.validate_field(adata)
         return {"columns": list(self.columns)}
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
-        """Keep the registered columns. Cells are embedded without numbers, so none are required."""
+        """Return the registered entries unchanged.
+
+        New cells may lack the numbers, because cells are embedded without them.
+        """
         return dict(state_registry)
 
     def get_field_data(self, adata: AnnData) -> np.ndarray:
-        """Return the numbers of each cell, float64 ``(N, K)``."""
+        """Return the numbers of each cell in the K columns of this field, float64 ``(N, K)``."""
         return np.stack([read_numeric_column(adata.obs, column) for column in self.columns], axis=1)
 
     def places(self, adata: AnnData) -> np.ndarray:
-        """Return the rank of each number among the distinct values of its column, int64 ``(N, K)``.
+        """Return the rank of each cell's number among the distinct numbers of its column, int64 ``(N, K)``.
 
         Ranks begin with 0. Equal numbers have the same rank.
 
@@ -500,9 +526,9 @@ class NumberField(_ObsField):
         return np.stack([np.unique(values, return_inverse=True)[1] for values in numbers.T], axis=1)
 
     def get_summary_stats(self, state_registry: dict[str, Any]) -> dict[str, Any]:
-        """Return the number of columns."""
+        """Return the number of registered columns with numbers."""
         return {f"n_{self.registry_key}": len(state_registry["columns"])}
 
     def view_state_registry(self, state_registry: dict[str, Any]) -> rich.table.Table | None:
-        """Return a table with the columns."""
+        """Return a table with the names of the registered columns, which scvi-tools prints."""
         return _registry_table(self.registry_key, columns=", ".join(state_registry["columns"]))

@@ -1,4 +1,4 @@
-"""Detection of the kind of data at a path, and readers of tables."""
+"""Detection of the kind of data that a file or folder holds, and readers of tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scbd._shared.files import check_file, existing_path, local_path
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# column that holds the name of each row's file, if several files are read together
+# name of the column that states the file of each row, if one table is read from several files
 SOURCE_COLUMN = "source"
 IMAGE_ENDINGS = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")
 HDF5_ENDINGS = (".h5ad", ".h5sc", ".h5", ".hdf5")
@@ -26,22 +26,24 @@ _SQLITE_ENDINGS = (".sqlite", ".sqlite3", ".db")
 _ZARR_FILES = ("zarr.json", ".zattrs", ".zgroup", ".zarray")
 _SEPARATORS = {".csv": ",", ".tsv": "\t", ".csv.gz": ",", ".tsv.gz": "\t"}
 TABLE_ENDINGS = (*_SEPARATORS, ".parquet")
-_N_HEAD_ROWS = 5  # number of rows that are read to detect the kind of a table
-# number of rows that are searched for numbers with leading zeros, which are names: of a whole table, and of its head
+_N_HEAD_ROWS = 5  # number of first rows of a table that are read to detect its kind
+# _N_SEARCHED_ROWS: number of first rows that are searched for numbers with leading zeros (such as plate 0012) when a
+# whole table is read. Columns with such numbers are read as text.
+# _N_SEARCHED_OF_HEAD: number of first rows that are searched for such numbers when only the head of a table is read.
 _N_SEARCHED_ROWS, _N_SEARCHED_OF_HEAD = 1_000, 100
 _LEADING_ZERO = re.compile(r"^0\d+$", re.MULTILINE)
-# folders that macOS adds to archives, and that hold no data
+# names of folders that macOS adds to archives; they hold no data
 _IGNORED_FOLDERS = ("__MACOSX",)
 
 
 class DataKind(NamedTuple):
-    """Kind of data that users have, with advice on how to read it."""
+    """Kind of data that a file or folder holds, such as a table of features, with advice on how to read it."""
 
     name: str
     about: str
-    """Description that completes the sentence "x is …"."""
+    """Description of this kind of data that completes the sentence "x is …"."""
     advice: str
-    """Advice on how to read the data, in the imperative."""
+    """Advice on how to read this kind of data, in the imperative."""
 
 
 _KINDS = {
@@ -80,7 +82,10 @@ _KINDS = {
 
 
 def detect_kind(path: str | os.PathLike[str]) -> DataKind:
-    """Detect the kind of data at a path, from names of files and, where necessary, from a few rows or attributes.
+    """Detect the kind of data that a file or folder holds, such as an AnnData or a table of features.
+
+    The kind is determined from the names of files and, where necessary, from a part of their content: the first rows of
+    a table, the names of the arrays in an ``.npz`` file, or the attributes of a Zarr store.
 
     Parameters
     ----------
@@ -102,12 +107,12 @@ def detect_kind(path: str | os.PathLike[str]) -> DataKind:
 
 
 def describe_reader(path: str | os.PathLike[str], kind: DataKind) -> str:
-    """Return a message that names the kind of the data and advises how to read it."""
+    """Return a message that names the kind of data at a path and advises how to read this kind."""
     return f"{path} is {kind.about}: {kind.advice}."
 
 
 def _detect_file_kind(path: Path) -> str:
-    """Return the name of the kind of a file."""
+    """Return the name of the kind of data that a file holds."""
     ending = path.suffix.lower()
     if ending == ".npz":
         return "deepprofiler" if _has_deepprofiler_features(path) else "arrays"
@@ -118,7 +123,10 @@ def _detect_file_kind(path: Path) -> str:
 
 
 def _detect_table_kind(path: Path) -> str:
-    """Return the name of the kind of a table, from its first rows."""
+    """Return the name of the kind of data that a table holds, from its first rows.
+
+    A table holds output of CellProfiler, the names of image files, or features.
+    """
     first_rows = read_first_rows(path)
     columns = set(map(str, first_rows))
     if "ImageNumber" in columns and ("ObjectNumber" in columns or path.stem.endswith("Image")):
@@ -127,26 +135,27 @@ def _detect_table_kind(path: Path) -> str:
 
 
 def image_columns(path: str | os.PathLike[str]) -> list[str]:
-    """Return the columns of a table that name image files in its first rows."""
+    """Return the columns of a table file that hold names of image files in the first rows."""
     return _image_columns(read_first_rows(path))
 
 
 def _image_columns(first_rows: pd.DataFrame) -> list[str]:
-    """Return the columns of a table in which any value ends like the name of an image file."""
+    """Return the columns of a table in which any value ends like the name of an image file, such as ``.png``."""
     text = first_rows.select_dtypes(exclude=["number", "bool"]).astype(str)
     names_images = text.map(lambda value: str(value).lower().endswith(IMAGE_ENDINGS)).any()
     return [str(column) for column in text.columns[names_images.to_numpy(bool)]]
 
 
 def _detect_folder_kind(path: Path) -> str:
-    """Return the name of the kind of a folder."""
+    """Return the name of the kind of data that a folder holds."""
     if (path / "data.mdb").is_file():
         return "lmdb"
     if path.suffix == ".zarr" or any((path / name).is_file() for name in _ZARR_FILES):
         return _detect_zarr_kind(path)
     found = "unknown"
     for place, files in walk_folders(path):
-        # CellProfiler and DeepProfiler may store images next to their tables, so tables are tested first
+        # tables of CellProfiler and features of DeepProfiler are searched before images, which may lie in the same
+        # folder
         if any(name.endswith(("Image.csv", "Image.tsv")) for name in files):
             return "cellprofiler"
         if any(name.endswith(".npz") and _has_deepprofiler_features(Path(place, name)) for name in files):
@@ -158,9 +167,10 @@ def _detect_folder_kind(path: Path) -> str:
 
 
 def _detect_zarr_kind(path: Path) -> str:
-    """Return the name of the kind of a Zarr store, from the attributes of its root in Zarr format 2 or 3.
+    """Return the name of the kind of data that a Zarr store (format 2 or 3) holds.
 
-    A store whose attributes do not name another kind is taken for an AnnData.
+    The kind is read from the attributes of the root of the store. A store without attributes of SpatialData or OME-Zarr
+    is taken for an AnnData.
     """
     attributes: dict[str, Any] = {}
     for name, place in {"zarr.json": "attributes", ".zattrs": None}.items():
@@ -184,7 +194,7 @@ def _dict_or_empty(value: Any) -> dict[str, Any]:
 
 
 def _has_deepprofiler_features(path: Path) -> bool:
-    """Return whether an ``.npz`` file holds features of DeepProfiler."""
+    """Return whether an ``.npz`` file holds an array with features of cells, as written by DeepProfiler."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -192,20 +202,21 @@ def _has_deepprofiler_features(path: Path) -> bool:
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
-    """Return whether the name of a file ends like that of a table."""
+    """Return whether the name of a file ends like that of a table, such as ``.csv`` or ``.parquet``."""
     return str(path).lower().endswith(TABLE_ENDINGS)
 
 
 def is_partitioned_table(path: Path) -> bool:
-    """Return whether a folder holds one table in several parts.
+    """Return whether a folder holds a single table that is split into several files.
 
-    The folder then ends with ``.parquet``, or contains folders that are named by a column and its value (``plate=P1``).
+    The name of such a folder ends with ``.parquet``, or its subfolders are named by a column and its value, such as
+    ``plate=P1``.
     """
     return path.is_dir() and (path.suffix.lower() == ".parquet" or any(path.glob("*=*/")))
 
 
 def list_tables(path: Path) -> list[Path]:
-    """Return the tables in a folder of tables. For any other path, return only the path."""
+    """Return the paths of all tables in a folder of tables. For any other path, return a list of only this path."""
     if not path.is_dir() or is_partitioned_table(path) or detect_kind(path).name != "tables":
         return [path]
     return [Path(place, name) for place, names in walk_folders(path) for name in names if is_table(name)]
@@ -214,9 +225,9 @@ def list_tables(path: Path) -> list[Path]:
 def read_table_file(path: str | os.PathLike[str]) -> pd.DataFrame:
     """Read a table from a file, or from a folder of parts as written by Spark and pandas.
 
-    A column of a text file is read as text if one of its first 1,000 values is a number with leading zeros, such as
-    plate ``0012``. In columns of text, words such as ``None`` and ``NA`` are kept as text. Empty fields are missing
-    values.
+    A column of a ``.csv`` or ``.tsv`` file is read as text if one of its first 1,000 values is a number with leading
+    zeros, such as plate ``0012``. In columns of text, words such as ``None`` and ``NA`` are kept as text, and only
+    empty fields are missing values.
 
     Raises
     ------
@@ -225,19 +236,19 @@ def read_table_file(path: str | os.PathLike[str]) -> pd.DataFrame:
     ImportError
         If the table is in Parquet format and pyarrow is not installed.
     ValueError
-        If the file is not a table, is not encoded as UTF-8, is not separated by commas (tabs for ``.tsv``), has two
-        header rows, is empty, or is truncated.
+        If the file is not a table, is not encoded as UTF-8, has a separator other than commas (tabs for ``.tsv``), has
+        two header rows, is empty, or is truncated.
     """
     return _read_table_of_kind(path, None)
 
 
 def read_first_rows(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read only the first rows of a table, without reading the rest; errors are those of :func:`read_table_file`."""
+    """Read only the first five rows of a table; errors are those of :func:`read_table_file`."""
     return _read_table_of_kind(path, _N_HEAD_ROWS)
 
 
 def _read_table_of_kind(path: str | os.PathLike[str], n_rows: int | None) -> pd.DataFrame:
-    """Read a table, or its first ``n_rows`` rows."""
+    """Read a table from a text or Parquet file; if ``n_rows`` is given, read only its first ``n_rows`` rows."""
     where = local_path(path)
     if not (is_table(where) or is_partitioned_table(where)):
         msg = f"{where} is no table: give one of {', '.join(TABLE_ENDINGS)}."
@@ -279,7 +290,10 @@ def _read_table_of_kind(path: str | os.PathLike[str], n_rows: int | None) -> pd.
 
 
 def _read_parquet(path: Path, n_rows: int | None) -> pd.DataFrame:
-    """Read a Parquet table, or its first ``n_rows`` rows; a folder is always read whole."""
+    """Read a table in Parquet format. Of a single file, read only the first ``n_rows`` rows, if this is given.
+
+    A folder of Parquet files is always read completely.
+    """
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -292,27 +306,28 @@ def _read_parquet(path: Path, n_rows: int | None) -> pd.DataFrame:
 
 
 def _columns_with_leading_zeros(rows: pd.DataFrame) -> list[str]:
-    """Return the columns that hold numbers with leading zeros.
+    """Return the columns of a table that hold numbers with leading zeros, such as ``0012``.
 
-    These are names, for example of plates and wells. Without their zeros, different names could become equal.
+    Such numbers are names, for example of plates and wells. Without the zeros, different names could become equal.
     """
-    # one search per column is a hundred times faster than one per value; all values are text here
+    # all values are text; joining the values of a column and searching once is a hundred times faster than one search
+    # per value
     return [name for name in rows if _LEADING_ZERO.search("\n".join(rows[name]))]
 
 
 def _restore_words(table: pd.DataFrame, path: Path, separator: str, n_rows: int | None) -> pd.DataFrame:
-    """Restore words in columns of text that pandas has replaced by missing values, such as ``None``.
+    """Restore words in the text columns of a table, such as ``None``, that pandas has replaced by missing values.
 
     Parameters
     ----------
     table
-        Table as read by pandas. Its columns are replaced in place.
+        Table that pandas has read from ``path``. Its columns are replaced in place.
     path
-        File of the table.
+        File of the table, which is read again.
     separator
-        Separator of the columns.
+        Separator of the columns in the file.
     n_rows
-        Number of rows that were read. `None`: all.
+        Number of rows of the file that were read. `None`: all rows.
     """
     is_missing, kinds = table.isna(), table.dtypes
     places = [
@@ -324,18 +339,22 @@ def _restore_words(table: pd.DataFrame, path: Path, separator: str, n_rows: int 
         how = {"keep_default_na": False, "na_values": [""], "dtype": str}
         text = pd.read_csv(path, sep=separator, nrows=n_rows, usecols=places, **how)
         for place, (_, words) in zip(places, text.items(), strict=True):
-            if words.notna().any():  # empty columns stay numeric: they may hold numbers in other files
+            if words.notna().any():  # an empty column stays numeric: it may hold numbers in other files
                 table[table.columns[place]] = words
     return table
 
 
 def _has_two_rows_of_names(rows: pd.DataFrame) -> bool:
-    """Return whether at least half of the columns have a word in their first row and numbers below it."""
+    """Return whether a table has a second row of column names below its header.
+
+    This is assumed if at least half of the columns (and at least two) have a word in their first row and only numbers
+    below it.
+    """
     if len(rows) < 2:
         return False
     first, below, least = rows.iloc[0], rows.iloc[1:], max(2, rows.shape[1] / 2)
     is_word = pd.to_numeric(first, errors="coerce").isna() & (first != "")
-    if is_word.sum() < least:  # true for nearly all tables, and avoids converting all columns
+    if is_word.sum() < least:  # few words in the first row, as in nearly all tables: no column need be converted
         return False
     is_number = below.apply(lambda column: pd.to_numeric(column, errors="coerce")).notna()
     words_above = is_word & (is_number | (below == "")).all() & is_number.any()
@@ -343,17 +362,17 @@ def _has_two_rows_of_names(rows: pd.DataFrame) -> bool:
 
 
 def walk_folders(folder: str | os.PathLike[str], above: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:
-    """Iterate over a folder and its subfolders, with the names of the files in each.
+    """Iterate over a folder and all its subfolders, and yield the path of each with the names of its files.
 
     Folders are visited from top to bottom, in alphabetical order. Links to folders are followed, except links to a
-    folder that contains them. Hidden files and folders (names with a leading dot) are skipped.
+    folder that contains the link. Hidden files and folders (names with a leading dot) are skipped.
 
     Parameters
     ----------
     folder
         Folder in which to begin.
     above
-        Resolved paths of the folders that contain ``folder``, and that are not entered again.
+        Resolved paths of the folders that contain ``folder``. Links to these folders are not followed.
 
     Raises
     ------
@@ -372,17 +391,18 @@ def walk_folders(folder: str | os.PathLike[str], above: tuple[str, ...] = ()) ->
 
 
 def unique_file_names(plates: Sequence[str], taken: set[str]) -> list[str]:
-    """Return a unique name for each file.
+    """Return a unique name for each of several files, such as the tables of several plates.
 
-    The name is that of the file. If names are not unique, the names of the folders that contain the files are added,
-    and, if this is not sufficient, a number.
+    The name is that of the file without its ending. If names are not unique, each file is named by the end of its path
+    instead (folders and file name), with no more folders than necessary. If this is not sufficient, a number is
+    appended to the name of the file.
 
     Parameters
     ----------
     plates
         Paths of the files.
     taken
-        Names that are already in use.
+        Names that are already in use for other files.
     """
     paths = [local_path(plate) for plate in plates]
     stems = [Path(path.name.removesuffix(".gz")).stem for path in paths]

@@ -1,4 +1,4 @@
-"""Images and features in HDF5 files."""
+"""Reading of images and features from HDF5 files, such as ``.h5ad``: opening, memory-mapping, and reading by row."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 def open_h5(path: Path) -> h5py.File:
-    """Open an HDF5 file for reading.
+    """Open an HDF5 file for reading, and check that its compression can be decoded.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     ValueError
-        If the file is not HDF5, is truncated, or is a placeholder of Git LFS.
+        If the file is not HDF5, is truncated, or is only a placeholder that Git LFS has not replaced by the data.
     ImportError
-        If the file was compressed with a filter of hdf5plugin, and hdf5plugin is not installed.
+        If a dataset is compressed with a method that h5py lacks, and the package hdf5plugin is not installed.
     """
     check_file(path)
     try:
@@ -46,7 +46,10 @@ def open_h5(path: Path) -> h5py.File:
 
 
 def _filter_ids(item: h5py.Dataset | h5py.Group) -> list[int]:
-    """Return the identifiers of the HDF5 filters (such as compression) of a dataset; of a group, an empty list."""
+    """Return the numeric identifiers of the HDF5 filters, such as compression, that a dataset was written with.
+
+    A group has no filters, so that its list is empty.
+    """
     if not isinstance(item, h5py.Dataset):
         return []
     created = item.id.get_create_plist()
@@ -54,32 +57,32 @@ def _filter_ids(item: h5py.Dataset | h5py.Group) -> list[int]:
 
 
 def memory_map_dataset(dataset: h5py.Dataset) -> np.ndarray | None:
-    """Return a read-only memory-mapped array of a dataset, or `None` if the dataset cannot be mapped.
+    """Map an HDF5 dataset into memory as a read-only array, or return `None` if that is impossible.
 
     A dataset can be mapped if its values lie uncompressed and contiguous in the file. As long as the array exists, the
-    file stays open, and HDF5 refuses to write to it.
+    file stays open, and HDF5 refuses to write to this file.
     """
     offset = dataset.id.get_offset() if dataset.chunks is None and not dataset.external else None
     if offset is None:
         return None
     array = np.memmap(dataset.file.filename, dataset.dtype, mode="r", offset=offset, shape=dataset.shape)
     array.file = dataset.file  # type: ignore[attr-defined]
-    # a plain array, since AnnData cannot write a np.memmap
+    # return the mapped data as a plain np.ndarray, since AnnData cannot write an object of the subclass np.memmap
     return array.view(np.ndarray)
 
 
 class HDF5Source:
     """Images in an HDF5 dataset with any chunks and compression, read with h5py.
 
-    A read decompresses each chunk that contains requested rows once. If a chunk holds many rows, reading a few random
-    rows costs as much as reading all of them.
+    HDF5 compresses a dataset in chunks of rows. A call of :meth:`read` decompresses each chunk that contains requested
+    rows, once per call. If chunks hold many rows, reading one row therefore costs as much as reading its whole chunk.
 
     Parameters
     ----------
     images
-        Dataset of shape ``(N, C, H, W)`` in an open file.
+        Dataset of shape ``(N, C, H, W)`` in an open file, with one row per cell.
     where
-        Name of the dataset and its file in error messages.
+        Name of the dataset and its file, for error messages.
 
     Raises
     ------
@@ -102,13 +105,14 @@ class HDF5Source:
         Parameters
         ----------
         rows
-            Row numbers or a slice.
+            Row numbers (one row per cell), or a slice of rows.
         out
-            Contiguous array to write to, of shape ``(len(rows), …)`` and the stored dtype. Default: a new array.
+            Contiguous array to write to, of shape ``(number of rows, C, H, W)`` and the stored dtype. Default: a new
+            array.
 
         Returns
         -------
-        Inputs ``(len(rows), …)`` in the stored dtype.
+        Images ``(number of rows, C, H, W)`` in the stored dtype.
 
         Raises
         ------
@@ -123,7 +127,7 @@ class HDF5Source:
             return out
         order = np.argsort(rows, kind="stable")
         wanted = rows[order]
-        # rows of the same chunk, and adjacent rows, are read with one call
+        # read rows of the same chunk, and rows that follow one another in the file, with one call of h5py
         apart = (np.diff(wanted) > 1) & (np.diff(wanted // self.chunk_rows) != 0)
         for start, stop in iterate_runs(apart):
             first, last = int(wanted[start]), int(wanted[stop - 1])

@@ -1,4 +1,4 @@
-"""Images in separate TIFF or PNG files: one file per cell, or one per cell and channel."""
+"""Images of cells in separate TIFF or PNG files: one file per cell, or one file per channel of each cell."""
 
 from __future__ import annotations
 
@@ -23,45 +23,54 @@ if TYPE_CHECKING:
 
     from PIL.Image import Image
 
-# target size: the smallest square that contains every image, the largest square that every image contains, or a size
+# rule by which images get one size: "pad" to the smallest square that contains every image, "crop" to the largest
+# square that every image contains, or a given size in pixels
 Fit: TypeAlias = Literal["pad", "crop"] | int | tuple[int, int]
 
-# modes of Pillow that are read: grey of 8, 16 and 32 bits, and colours, with or without transparency
+# pixel formats (Pillow's modes) that are read directly: grey of 8, 16 and 32 bits, and colours, with or without
+# transparency
 _READ_MODES = ("L", "LA", "I;16", "I;16B", "I", "F", "RGB", "RGBA")
-# modes of Pillow that are converted: black and white, and colours that are indices of a palette
+# pixel formats (Pillow's modes) that are converted to another one: black and white to grey, indices of a palette to
+# colours
 _CONVERTED_MODES = {"1": "L", "P": "RGB", "PA": "RGBA"}
-# largest integer up to which all integers are exact in float32
+# largest number up to which float32 represents every integer exactly
 _MAX_EXACT_INTEGER = 2**24
-# first bytes of a TIFF and of a BigTIFF (above 4 GiB), in either byte order
+# first four bytes of TIFF files and of BigTIFF files (larger than 4 GiB), in either byte order
 _TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-# tags of a TIFF: bits per sample, photometric interpretation, samples per pixel, kind of extra samples, sample format
+# numbers of the TIFF tags for bits per sample, photometric interpretation, samples per pixel, kind of extra samples
+# (such as transparency), and sample format (such as signed integer)
 _BITS, _PHOTOMETRIC, _SAMPLES, _EXTRA, _FORMAT = 258, 262, 277, 338, 339
-# values of the tags PHOTOMETRIC, EXTRA and FORMAT, in this order
+# values of TIFF tags: photometric interpretation in which 0 is white; extra samples that are an alpha channel with
+# premultiplied colours; sample format of signed integers
 _MIN_IS_WHITE, _PREMULTIPLIED, _SIGNED = 0, 1, 2
 
 
 class FileSource:
-    """Images in TIFF or PNG files, which are decoded when they are read.
+    """Source of cell images in TIFF or PNG files. Each file is decoded only when its image is read.
 
-    The paths usually come from a table of unknown origin. Each path must therefore lie in ``folder``; links inside of
-    ``folder`` are followed. Use ``"/"`` as ``folder`` if files lie in many places.
+    The paths usually come from a table of unknown origin. Each file must therefore lie in ``folder``; links inside of
+    ``folder`` are followed. Use ``"/"`` as ``folder`` if the files lie in many places.
 
-    Pixels are returned as stored. If a TIFF states that 0 is white, values are inverted, so that white is the largest
-    value. Some TIFFs require the package tifffile: colours of 16 bits, several channels of floats in one page, and
-    signed integers.
+    Pixels are returned as stored, with one exception: if a TIFF states that 0 is white, its values are inverted, so
+    that white is the largest value. TIFFs with colours of 16 bits, several channels of floats in one page, or signed
+    integers require the package tifffile.
 
     Parameters
     ----------
     folder
         Folder to which paths are relative. Absolute paths must lie in it, too.
     paths
-        Paths of the files of each cell, one sequence per cell. The channels of several files are stacked. Pages and
-        colours of a TIFF, and colours of a PNG, are channels.
+        Paths of the image files, one sequence per cell. If a cell has several files, their channels are stacked. Each
+        page and each colour of a TIFF, and each colour of a PNG, is a channel.
     fit
         Rule by which images that differ in size, or are not square, get one size. They are padded with zeros or cut
-        around their centre: ``"pad"``, to the smallest square that contains every image; ``"crop"``, to the largest
-        square that every image contains; or a number or ``(height, width)`` in pixels. For ``"pad"`` and ``"crop"``,
-        the headers of all files are read first. Default: sizes are not changed.
+        around their centre:
+
+        - ``"pad"``: to the smallest square that contains every image;
+        - ``"crop"``: to the largest square that every image contains;
+        - a number, or ``(height, width)``: to this size in pixels.
+
+        For ``"pad"`` and ``"crop"``, the headers of all files are read first. Default: sizes are not changed.
 
     Raises
     ------
@@ -90,14 +99,15 @@ class FileSource:
         check_images(self.shape, self.dtype, f"{folder}")
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the images of the given rows, in the given order.
+        """Return the images of the cells in the given rows, in the order of these rows.
 
         Raises
         ------
         IndexError
             If a row does not exist.
         FileNotFoundError, ValueError
-            If a file is missing or damaged, or if its image differs from the first one in size or dtype.
+            If a file is missing or damaged, or if the image of a cell differs from that of the first cell in size or
+            dtype.
         """
         out = allocate_output(self, rows, out)
         for place, row in enumerate(as_row_numbers(rows, self.shape[0]).tolist()):
@@ -111,11 +121,11 @@ class FileSource:
         return out
 
     def _path(self, row: int, file: int) -> Path:
-        """Return the normalised path of a file of a cell."""
+        """Return the normalised path of one of the image files of a cell."""
         return Path(os.path.normpath(os.path.join(self._folder, self._paths[row][file])))
 
     def _check_files(self) -> None:
-        """Check that all files exist and lie in the folder. Each directory is listed only once.
+        """Check that the image files of all cells exist and lie in the folder. Each directory is listed only once.
 
         Raises
         ------
@@ -124,7 +134,7 @@ class FileSource:
         ValueError
             If a path lies outside of the folder.
         """
-        roots = self._folder, os.path.realpath(self._folder)  # an absolute path may contain links or their targets
+        roots = self._folder, os.path.realpath(self._folder)  # an absolute path may begin with links or their targets
         listed: dict[str, set[str]] = {}
         missing = []
         for row, several in enumerate(self._paths):
@@ -139,7 +149,8 @@ class FileSource:
                         )
                         raise ValueError(msg)
                     listed[folder] = set(os.listdir(found)) if os.access(found, os.R_OK) else set()
-                # a file system may ignore case, or refuse to list a directory whose files can be read
+                # a file may exist but not be listed: a file system may ignore case, or refuse to list a directory with
+                # readable files
                 if name not in listed[folder] and not self._path(row, file).is_file():
                     missing.append(f"{self._path(row, file)} (row {row})")
         if missing:
@@ -151,12 +162,12 @@ class FileSource:
             raise FileNotFoundError(msg)
 
     def _image(self, row: int) -> np.ndarray:
-        """Read all channels of a cell, ``(C, H, W)``, at the target size.
+        """Read all channels of one cell, ``(C, H, W)``; pad or crop them if images get a common size.
 
         Raises
         ------
         ValueError
-            If the files of the cell differ in size or dtype.
+            If the image files of the cell differ in size or dtype.
         """
         images = [read_channels(self._path(row, file)) for file in range(len(self._paths[0]))]
         if self._size is not None:
@@ -168,7 +179,7 @@ class FileSource:
         return np.concatenate(images)
 
     def _sizes(self) -> list[tuple[int, int]]:
-        """Return height and width of the images in all files, from their headers."""
+        """Return height and width of the image in each file, in pixels, from the headers of the files."""
         files = [self._path(row, file) for row in range(len(self._paths)) for file in range(len(self._paths[0]))]
         with ThreadPoolExecutor() as pool, progress_bar("Measuring images", len(files)) as bar:
             sizes = []
@@ -179,7 +190,7 @@ class FileSource:
 
 
 def target_size(fit: Fit, sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Return height and width of images after padding or cropping.
+    """Return the height and width that all images get by padding or cropping, in pixels.
 
     Parameters
     ----------
@@ -191,7 +202,7 @@ def target_size(fit: Fit, sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
     Raises
     ------
     ValueError
-        If ``fit`` is neither one of these words nor a valid size.
+        If ``fit`` is neither ``"pad"`` nor ``"crop"`` nor a valid size.
     """
     if fit in ("pad", "crop"):
         side = max(map(max, sizes)) if fit == "pad" else min(map(min, sizes))
@@ -204,12 +215,13 @@ def target_size(fit: Fit, sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def pad_or_crop(images: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    """Place images ``(…, h, w)`` at the centre of a canvas of zeros ``(…, *size)``.
+    """Pad images ``(…, h, w)`` with zeros, or crop them, around their centre to the given height and width.
 
-    Pixel ``h // 2``, the central one, becomes pixel ``size[0] // 2``; likewise along the width.
+    The central pixel ``h // 2`` of an image becomes pixel ``size[0] // 2`` of the result; likewise along the width.
     """
     out = np.zeros((*images.shape[:-2], *size), images.dtype)
-    # first pixel of the canvas along each axis, in coordinates of the image: negative if the image is padded
+    # pixel of the image that becomes the first pixel of the result, along height and width; negative if the image is
+    # padded
     starts = [h // 2 - side // 2 for h, side in zip(images.shape[-2:], size, strict=True)]
     inside = [slice(max(s, 0), max(s + side, 0)) for s, side in zip(starts, size, strict=True)]
     part = images[..., inside[0], inside[1]]
@@ -219,12 +231,12 @@ def pad_or_crop(images: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
 
 
 def read_channels(path: Path) -> np.ndarray:
-    """Read all channels of an image file, ``(C, H, W)``.
+    """Read all channels (pages and colours) of an image file, ``(C, H, W)``.
 
     Raises
     ------
     FileNotFoundError, ValueError
-        If the file is missing, damaged, of another kind, or has pages of different sizes.
+        If the file is missing, damaged, not an image, or has pages of different sizes.
     """
     with _open_image(path) as file:
         pages = None if file is None else _read_pages_with_pillow(file, path)
@@ -245,7 +257,7 @@ def read_size(path: Path) -> tuple[int, int]:
 
 @contextmanager
 def _open_image(path: Path) -> Iterator[Image | None]:
-    """Open an image file with Pillow; yield `None` if it is a TIFF that Pillow cannot open.
+    """Open an image file with Pillow for a ``with`` statement, which gets `None` for a TIFF that Pillow cannot open.
 
     Raises
     ------
@@ -256,7 +268,7 @@ def _open_image(path: Path) -> Iterator[Image | None]:
     try:
         with _open_with_pillow(path) or nullcontext() as file:
             yield file
-    except (OSError, SyntaxError, TypeError) as error:  # Pillow raises all three for damaged files
+    except (OSError, SyntaxError, TypeError) as error:  # Pillow raises any of these errors for damaged files
         msg = f"{path} is no TIFF or PNG, or is truncated ({error})."
         raise ValueError(msg) from error
 
@@ -275,7 +287,10 @@ def _open_with_pillow(path: Path) -> Image | None:
 
 
 def _read_pages_with_pillow(file: Image, path: Path) -> list[np.ndarray] | None:
-    """Return the channels of each page, ``(C, H, W)``, or `None` if Pillow would misread a page."""
+    """Return the pixels of each page of an image file that Pillow has opened, arrays ``(C, H, W)``.
+
+    If Pillow would misread a page, `None` is returned instead.
+    """
     from PIL import ImageSequence
 
     pages = []
@@ -288,9 +303,10 @@ def _read_pages_with_pillow(file: Image, path: Path) -> list[np.ndarray] | None:
 
 
 def _is_misread(page: Image) -> bool:
-    """Return whether Pillow misreads a page of a TIFF without an error.
+    """Return whether Pillow reads a page of a TIFF wrongly, but without an error.
 
-    For some pages, Pillow reduces the number of bits, changes the number of channels, or ignores the sign.
+    For some kinds of pages, Pillow reduces the number of bits, changes the number of channels, or ignores the sign of
+    pixels.
     """
     tags = getattr(page, "tag_v2", None)
     if tags is None:
@@ -301,13 +317,15 @@ def _is_misread(page: Image) -> bool:
         or n_samples != len(page.getbands())
         or _PREMULTIPLIED in tags.get(_EXTRA, ())
         or (bits == 8 and _SIGNED in tags.get(_FORMAT, ()))
-        # Pillow inverts pixels with 0 as white only if they have at most 8 bits
+        # if 0 is white, Pillow inverts the pixels only if they have at most 8 bits
         or (tags.get(_PHOTOMETRIC) == _MIN_IS_WHITE and page.mode not in ("1", "L"))
     )
 
 
 def _read_pages_with_tifffile(path: Path) -> list[np.ndarray]:
-    """Return the channels of each page, read with tifffile, for a TIFF that Pillow cannot open or misreads.
+    """Return the pixels of each page of a TIFF, arrays ``(C, H, W)``, read with the package tifffile.
+
+    This is for TIFFs that Pillow cannot open or misreads.
 
     Raises
     ------
@@ -328,14 +346,14 @@ def _read_pages_with_tifffile(path: Path) -> list[np.ndarray]:
         with tifffile.TiffFile(path) as file:
             pages = [(page.asarray(maxworkers=1), page) for page in file.pages]
     except (*of_library, OSError, ValueError, KeyError, IndexError, RuntimeError, TypeError) as error:
-        if "imagecodecs" in str(error):  # the error of tifffile names the missing package
+        if "imagecodecs" in str(error):  # tifffile's error names the package that is missing
             msg = f"{path} is compressed in a way that needs one more package: pip install imagecodecs."
         else:
             msg = f"{path} cannot be read as TIFF, or is truncated ({error})."
         raise ValueError(msg) from error
     found = []
     for pixels, page in pages:
-        # page.shaped is (separate channels, depth, height, width, interleaved channels)
+        # shape of a page in tifffile (page.shaped): separate channels, depth, height, width, interleaved channels
         channels = np.moveaxis(pixels.reshape(page.shaped), -1, 1).reshape(-1, *page.shaped[2:4])
         if page.photometric == _MIN_IS_WHITE:
             channels = _invert(channels, page.bitspersample, path)
@@ -344,7 +362,7 @@ def _read_pages_with_tifffile(path: Path) -> list[np.ndarray]:
 
 
 def _invert(pixels: np.ndarray, bits: int, path: Path) -> np.ndarray:
-    """Invert an image with 0 as white, so that white becomes the largest value.
+    """Invert the pixels of an image in which 0 is white, so that white becomes the largest value.
 
     Raises
     ------
@@ -358,14 +376,15 @@ def _invert(pixels: np.ndarray, bits: int, path: Path) -> np.ndarray:
 
 
 def _page_pixels(page: Image, path: Path) -> np.ndarray:
-    """Return the pixels of a page opened with Pillow, in a dtype that is allowed for images.
+    """Return the pixels of a page that Pillow has opened, in a dtype that models accept for images.
 
     Raises
     ------
     ValueError
-        If Pillow would lose half of the bits of a PNG with 16-bit colours, or if the mode of the page is not supported.
+        If the page is part of a PNG with 16-bit colours, of which Pillow would lose half of the bits, or if its pixel
+        format (Pillow's mode) is not supported.
     """
-    stored = str(getattr(page, "tile", ""))  # Pillow reduces 16-bit colours of a PNG to 8 bits
+    stored = str(getattr(page, "tile", ""))  # shows whether a PNG has 16-bit colours, which Pillow reduces to 8 bits
     if page.mode in ("RGB", "RGBA", "LA") and ";16" in stored:
         msg = f"{path} holds colours of 16 bits, of which half would be lost: save it as TIFF, or each channel as PNG."
         raise ValueError(msg)
@@ -378,21 +397,22 @@ def _page_pixels(page: Image, path: Path) -> np.ndarray:
 
 
 def _to_image_dtype(pixels: np.ndarray, path: Path) -> np.ndarray:
-    """Convert pixels to a dtype that is allowed for images.
+    """Convert pixels to a dtype that models accept for images.
 
-    Integers of other dtypes become float32. Values from 0 to 2**24 are exact in float32.
+    Pixels of an accepted dtype keep it. Integers of other dtypes become float32, in which values from 0 to 2**24 are
+    exact.
 
     Raises
     ------
     ValueError
-        If the pixels have another dtype that is not integer, or integers outside of 0 to 2**24.
+        If the dtype is neither accepted nor an integer, or if integers of other dtypes lie outside of 0 to 2**24.
     """
     if pixels.dtype.name in IMAGE_DTYPES:
         return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
     if pixels.dtype.kind not in "iu":
         msg = f"{path} holds {pixels.dtype.name}: save it as 32-bit float."
         raise ValueError(msg)
-    if not (0 <= pixels.min() and pixels.max() <= _MAX_EXACT_INTEGER):
+    if not (pixels.min() >= 0 and pixels.max() <= _MAX_EXACT_INTEGER):
         n_bits = 8 * pixels.dtype.itemsize
         msg = f"{path} holds numbers of {n_bits} bits from {pixels.min()} to {pixels.max()}: save it as 32-bit float."
         raise ValueError(msg)

@@ -1,4 +1,4 @@
-"""Inference of unrecorded environments: groups that cells form within a perturbation."""
+"""Inference of unrecorded environments (such as imaging days) from groups that cells of one perturbation form."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ if TYPE_CHECKING:
     from scbd.data._sources import ImageSource
 
 INFERRED = "inferred_environment"
-_CELLS_PER_BLOCK = 4096  # number of cells that are read at a time
-# maximum number of cells and of principal axes to learn from; more do not improve the estimate of a few groups
+_CELLS_PER_BLOCK = 4096  # number of cells whose inputs are read at a time
+# maximum number of cells and maximum number of principal axes from which groups are learned; more cells or axes do not
+# improve the estimate of a few groups
 _MAX_CELLS, _MAX_AXES = 20_000, 30
-_MIN_CELLS_PER_ENVIRONMENT = 10  # minimum number of cells per environment
-# fraction of the cells that are held out of learning, to test whether there are groups
+_MIN_CELLS_PER_ENVIRONMENT = 10  # minimum number of cells to learn from, per environment to infer
+# fraction of the cells that are held out when the mixture is fitted, to test whether cells form groups
 _HELD_OUT_FRACTION = 0.2
-_MIN_GAIN_IN_STANDARD_ERRORS = 2.0  # minimum gain without a warning, in standard errors of the gain
-_N_SEEDS = 3  # number of random seeds, each with three kinds of initialisation
-_RELATIVE_TOLERANCE = 1e-6  # relative size below which differences and variances count as zero
+# minimum gain in log-likelihood of the held-out cells that does not raise a warning, in standard errors of the gain
+_MIN_GAIN_IN_STANDARD_ERRORS = 2.0
+_N_SEEDS = 3  # number of random seeds of each of the three initialisations of the mixture
+# size, relative to the largest value, below which a difference, a standard deviation or a variance counts as zero
+_RELATIVE_TOLERANCE = 1e-6
 
 
 class InferredEnvironments(NamedTuple):
-    """Result of :func:`infer_environments`.
+    """Result of :func:`infer_environments`: inferred environments of cells, and measures of their separation.
 
     Examples
     --------
@@ -47,13 +50,13 @@ class InferredEnvironments(NamedTuple):
     labels: pd.Series
     """Inferred environment of each cell, categorical, with the index of ``obs``.
 
-    ``"inferred_1"`` is the most frequent environment, ``"inferred_2"`` the second, and so on. Names of two runs do not
-    correspond to each other: infer once, on all cells.
+    ``"inferred_1"`` is the most frequent environment, ``"inferred_2"`` the second most frequent, and so on. The same
+    name in two runs does not refer to the same environment: infer once, on all cells.
     """
     axes: np.ndarray
-    """Coordinates of each cell on the two axes that separate the environments best, float32 ``(N, 2)``."""
+    """Coordinates of each cell on the two axes that best separate the inferred environments, float32 ``(N, 2)``."""
     gain: float
-    """Mean log-likelihood of held-out cells under the mixture, minus that under a single Gaussian, in nats per cell.
+    """Mean log-likelihood of held-out cells under the fitted mixture, minus that under one Gaussian, in nats per cell.
 
     The gain is about 0 if cells do not form groups.
     """
@@ -85,8 +88,8 @@ def infer_environments(
 
     Limitations:
 
-    - Groups need not be environments: cells in two states (of the cell cycle, for example) form groups, too.
-    - Environments are not found if they shift cells by less than cells of one environment differ among themselves.
+    - Inferred groups need not be environments: cells in two states (of the cell cycle, for example) form groups, too.
+    - Environments are not found if the shift between them is smaller than the variation among cells of one environment.
     - A skewed feature of a single group is described better by several Gaussians than by one. Make skewed features
       symmetric first, for example by a logarithm.
 
@@ -101,36 +104,40 @@ def infer_environments(
     n_environments
         Number of environments to infer, at least 2.
     e_key
-        Column, or columns, of known environments, such as the plate. Their means are subtracted, too, so that the
-        inferred environments describe further differences.
+        Column, or columns, of ``obs`` with known environments, such as the plate. The means of known environments are
+        subtracted, too, so that the inferred environments describe further differences.
     image_key, channels, layer, obsm_key
-        Place of the inputs, see :meth:`scbd.SCBDModel.setup_anndata`. ``obsm_key`` may name an embedding, such as z_s
-        of a model that was trained with inferred environments, to refine these.
+        Location of the images or features, see :meth:`scbd.SCBDModel.setup_anndata`. ``obsm_key`` may name an
+        embedding, for example z_s of a model that was trained with inferred environments, in order to refine these
+        environments.
     control
-        Value of ``y_key`` for controls. If given, groups are learned from controls only. All cells get an environment.
+        Value of ``y_key`` for controls. If given, groups are learned from controls only. Every cell is nevertheless
+        assigned to an environment.
     fit
-        Mask of the cells to learn groups from, boolean ``(N,)``. Exclude the cells on which a model is tested. All
-        cells get an environment.
+        Mask of the cells from which groups are learned, boolean ``(N,)``. Exclude the cells on which a model is tested.
+        Every cell is nevertheless assigned to an environment.
     seed
-        Seed of the choice of cells and of the initialisation of the mixture.
+        Random seed of the choice of cells from which groups are learned, and of the initialisation of the mixture.
 
     Returns
     -------
-    Labels, axes to plot them, and the gain in log-likelihood, see :class:`InferredEnvironments`.
+    Inferred environment of each cell, axes to plot the environments, and the gain in log-likelihood over a single
+    group, see :class:`InferredEnvironments`.
 
     Raises
     ------
     KeyError, TypeError
         If a key is missing, or if the inputs cannot be read.
     ValueError
-        If there are fewer than ten cells per environment to learn from, if inputs are not finite or do not vary within
-        perturbations, if a cell has no label, or if ``fit`` is not a boolean mask of the cells.
+        If there are fewer than ten cells to learn from per environment to infer, if images or features are not finite
+        or do not vary within perturbations, if a cell has no perturbation or known environment, or if ``fit`` is not a
+        boolean mask of the cells.
 
     Warns
     -----
     UserWarning
-        If the gain on held-out cells (20 % of the cells) is less than two standard errors. Either there are no groups,
-        or there are too few cells to detect them.
+        If the gain in log-likelihood on held-out cells (20 % of the cells) is at most two standard errors. Either cells
+        do not form groups, or there are too few cells to detect the groups.
 
     References
     ----------
@@ -141,7 +148,7 @@ def infer_environments(
     --------
     >>> found = scbd.data.infer_environments(adata, "gene", n_environments=6)
     >>> adata.obs["look"] = found.labels
-    >>> wells = pd.crosstab(adata.obs["look"], adata.obs["well"])  # here they are known
+    >>> wells = pd.crosstab(adata.obs["look"], adata.obs["well"])  # the wells are the true environments here
     >>> wells.shape
     (6, 6)
     """
@@ -179,13 +186,13 @@ def infer_environments(
 def _learning_mask(
     adata: AnnData, y_key: str | Sequence[str], n_environments: int, control: Any, fit: np.ndarray | None
 ) -> np.ndarray:
-    """Return which cells groups are learned from, boolean ``(N,)``.
+    """Return a mask of the cells from which groups are learned, boolean ``(N,)``.
 
     Raises
     ------
     ValueError
         If ``fit`` is not a boolean mask of the cells, if no cell has the label ``control``, or if there are fewer than
-        ten cells per environment.
+        ten cells per environment to infer.
     """
     learned = np.ones(adata.n_obs, dtype=bool)
     if fit is not None:
@@ -208,14 +215,15 @@ def _learning_mask(
 
 
 def _cell_statistics(source: ImageSource, where: str) -> np.ndarray:
-    """Return statistics of each cell, float64 ``(N, D)``.
+    """Return the D numbers that describe each cell, float64 ``(N, D)``.
 
-    Of images, these are the mean and the standard deviation of each channel. Features are returned unmodified.
+    For images, these are the mean and the standard deviation of the pixels of each channel. Features are returned
+    unmodified.
 
     Raises
     ------
     ValueError
-        If a value is NaN or infinite.
+        If a number is NaN or infinite.
     """
     parts = []
     for start in range(0, source.shape[0], _CELLS_PER_BLOCK):
@@ -234,16 +242,17 @@ def _cell_statistics(source: ImageSource, where: str) -> np.ndarray:
 
 
 def _subtract_group_means(values: np.ndarray, groupings: Sequence[np.ndarray]) -> np.ndarray:
-    """Subtract the mean of each group of one or several groupings.
+    """Subtract the mean of its group from each cell, for one or several groupings of the cells.
 
-    With several groupings, their means are subtracted in turn until the values converge, in at most 100 iterations.
+    A grouping divides the cells by a label, such as their perturbation or their plate. The means of the groups of
+    several groupings are subtracted in turn until the values converge, in at most 100 iterations.
 
     Parameters
     ----------
     values
         Statistics of the cells, ``(N, D)``.
     groupings
-        Codes of the groups of each cell, one array ``(N,)`` per grouping.
+        One array ``(N,)`` per grouping, with the integer code of each cell's group.
     """
     left = values - values.mean(0)
     scale = np.abs(left).max(0)
@@ -259,9 +268,10 @@ def _subtract_group_means(values: np.ndarray, groupings: Sequence[np.ndarray]) -
 
 
 def _constant_threshold(statistics: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return the standard deviation of each feature within perturbations up to which it counts as constant, ``(D,)``.
+    """Return the standard deviation up to which each feature counts as constant within perturbations, ``(D,)``.
 
-    The threshold covers the rounding of the dtype in which values were stored, and the residual of subtracting means.
+    The threshold covers the rounding error of the dtype in which the features were stored, and the numerical error of
+    the subtraction of group means.
     """
     return np.maximum(
         relative_rounding_error(dtype) * np.abs(statistics).max(0), _RELATIVE_TOLERANCE * np.ptp(statistics, axis=0)
@@ -269,25 +279,26 @@ def _constant_threshold(statistics: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _whiten(apart: np.ndarray, least: np.ndarray, rows: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Project cells on principal axes, each of unit variance.
+    """Project cells on principal axes, and scale each axis to unit variance.
 
-    Features are first scaled to unit variance. Constant features are excluded.
+    Before the projection, each feature is scaled to unit variance. Constant features are excluded.
 
     Parameters
     ----------
     apart
-        Statistics of all cells without the means of their groups, ``(N, D)``.
+        Features of all cells, ``(N, D)``, from which the means of perturbations (and known environments) are
+        subtracted.
     least
         Standard deviation of each feature up to which it counts as constant, ``(D,)``.
     rows
-        Cells from which scales and axes are estimated.
+        Rows of the cells from which scales and axes are estimated.
     where
-        Place of the inputs, for errors.
+        Location of the inputs in the AnnData, for errors.
 
     Returns
     -------
-    Coordinates of all cells, ``(N, K)`` with K up to 30; and the standard deviation along each axis before its scaling,
-    ``(K,)``.
+    Coordinates of all cells on the K axes, ``(N, K)`` with K up to 30; and the standard deviation along each axis
+    before its scaling, ``(K,)``.
 
     Raises
     ------
@@ -295,7 +306,7 @@ def _whiten(apart: np.ndarray, least: np.ndarray, rows: np.ndarray, where: str) 
         If all features are constant.
     """
     scale = apart[rows].std(0)
-    varies = scale > least  # a threshold per feature, because some features have small units
+    varies = scale > least  # features differ in unit, so each has its own threshold
     if not varies.any():
         msg = f"All cells have the same {where} at equal label: there is nothing to tell environments by."
         raise ValueError(msg)
@@ -307,28 +318,29 @@ def _whiten(apart: np.ndarray, least: np.ndarray, rows: np.ndarray, where: str) 
 
 
 def _fit_mixture(space: np.ndarray, spread: np.ndarray, n: int, seed: int) -> GaussianMixture:
-    """Fit Gaussian mixtures from several initialisations, and return the most likely one.
+    """Fit mixtures of Gaussians from several initialisations, and return the mixture with the highest likelihood.
 
-    Each initialisation is a k-means clustering: of the principal axes in their original scale, of the whitened axes, or
-    of one independent component. Each is repeated with three seeds.
+    The means of each mixture are initialised by a k-means clustering of the cells. Coordinates of the cells in the
+    clustering are the principal axes in their original scale, the whitened axes, or a single independent component.
+    Each of these three is repeated with three seeds.
 
     Parameters
     ----------
     space
-        Whitened coordinates of the cells to learn from, ``(N, K)``.
+        Whitened coordinates of the cells from which groups are learned, ``(N, K)``.
     spread
         Standard deviation along each axis before whitening, ``(K,)``.
     n
-        Number of groups.
+        Number of groups, which is the number of Gaussians.
     seed
-        Seed of the clustering and the mixture.
+        Random seed of clustering and mixture.
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
     found = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # unconverged starts are still useful
+        warnings.simplefilter("ignore", ConvergenceWarning)  # mixtures that have not converged remain candidates
         for start in range(_N_SEEDS):
             for begun in (space * spread, space, _flattest_component(space, seed + start)):
                 groups = KMeans(n, n_init=2, random_state=seed + start).fit_predict(begun)
@@ -338,10 +350,10 @@ def _fit_mixture(space: np.ndarray, spread: np.ndarray, n: int, seed: int) -> Ga
 
 
 def _flattest_component(space: np.ndarray, seed: int) -> np.ndarray:
-    """Return the independent component with the lowest kurtosis, ``(N, 1)``.
+    """Return the coordinates of cells on the independent component with the lowest kurtosis, ``(N, 1)``.
 
-    Groups that lie along one line give this component a flat or bimodal distribution. The remaining axes would hide
-    these groups from a clustering.
+    If groups of cells lie along one line, the distribution on this component is flat or bimodal. In a clustering on all
+    axes, the variation along the remaining axes would hide these groups.
     """
     from scipy.stats import kurtosis
     from sklearn.decomposition import FastICA
@@ -351,16 +363,17 @@ def _flattest_component(space: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _new_mixture(n: int, **how: Any) -> GaussianMixture:
-    """Create a mixture of ``n`` Gaussians with a common covariance."""
+    """Create a mixture of ``n`` Gaussians with a common covariance, which is not yet fitted."""
     from sklearn.mixture import GaussianMixture
 
     return GaussianMixture(n, covariance_type="tied", max_iter=200, **how)
 
 
 def _project_on_discriminants(space: np.ndarray, mixture: GaussianMixture) -> np.ndarray:
-    """Project cells on the two axes with the largest variance between groups, float32 ``(N, 2)``.
+    """Project cells on the two axes along which the groups of a mixture differ most, float32 ``(N, 2)``.
 
-    These are linear discriminants: the variance within groups is 1. With two groups, the second coordinate is 0.
+    The axes are linear discriminants: along each, the variance within groups is 1. Two groups differ along one axis
+    only, and the second coordinate of the cells is then 0.
     """
     toward = mixture.precisions_cholesky_
     center = mixture.weights_ @ mixture.means_

@@ -1,4 +1,4 @@
-"""Location of the images or features in an AnnData."""
+"""Location of the inputs of a model (images or features) in an AnnData."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from scbd.data._zarr_source import ZarrSource
 if TYPE_CHECKING:
     from anndata import AnnData
 
-# value of ``layer`` that stands for ``adata.X``
+# value of the argument ``layer`` that refers to ``adata.X`` instead of a layer
 X_LAYER = "X"
 
 
 class InputLocation(NamedTuple):
-    """Place of the inputs in an AnnData. One of ``image_key``, ``layer`` and ``obsm_key`` is given."""
+    """Location of the inputs of a model (images or features) in an AnnData.
+
+    Exactly one of ``image_key``, ``layer`` and ``obsm_key`` is given, and states the location.
+    """
 
     image_key: str | None = None
-    """Key of the images in ``obsm``."""
+    """Key of the images in ``obsm``; `None` if the inputs are features."""
     layer: str | None = None
-    """Layer with the features, or ``"X"`` for ``adata.X``."""
+    """Name of the layer with the features, ``"X"`` for ``adata.X``, or `None` if the inputs are in ``obsm``."""
     obsm_key: str | None = None
-    """Key of the features in ``obsm``."""
+    """Key of the features in ``obsm``; `None` if the inputs are images, or features in ``X`` or a layer."""
     channels: Channels | None = None
-    """Channels of the images to use; `None` stands for all channels that are not masks."""
+    """Image channels to use, by name or number; `None` stands for all channels that are not segmentation masks."""
 
     @classmethod
     def found(
@@ -42,10 +45,10 @@ class InputLocation(NamedTuple):
         obsm_key: str | None = None,
         channels: Channels | None = None,
     ) -> InputLocation:
-        """Determine the place of the inputs from the arguments of ``setup_anndata``.
+        """Determine the location of the inputs from the arguments of ``setup_anndata``.
 
-        Without ``image_key``, ``layer`` and ``obsm_key``, the inputs are the images at the default key of ``obsm`` if
-        it exists, otherwise the features in ``X``.
+        If ``image_key``, ``layer`` and ``obsm_key`` are all `None`, the inputs are the images at
+        ``obsm["single_cell_images"]`` if this key exists, otherwise the features in ``X``.
 
         Parameters
         ----------
@@ -54,19 +57,19 @@ class InputLocation(NamedTuple):
         image_key
             Key of the images in ``obsm``.
         layer
-            Layer with the features, or ``"X"``.
+            Name of the layer with the features, or ``"X"``.
         obsm_key
             Key of the features in ``obsm``.
         channels
-            Channels of the images to use, by name or number.
+            Image channels to use, by name or number.
 
         Raises
         ------
         KeyError
-            If no place is given, and there are neither images at the default key nor features in ``X``; or if images
-            exist under another key only.
+            If no location is given, and ``obsm`` has images only under another key than ``"single_cell_images"``, or
+            the AnnData has neither images nor ``X``.
         ValueError
-            If several places are given, or if ``channels`` is given but the inputs are features.
+            If several locations are given, or if ``channels`` is given but the inputs are features.
         """
         check_anndata(adata)
         said = {"image_key": image_key, "layer": layer, "obsm_key": obsm_key}
@@ -90,23 +93,23 @@ class InputLocation(NamedTuple):
 
     @property
     def kind(self) -> InputKind:
-        """Kind of the inputs: images or features."""
+        """Kind of the inputs at this location: images or features."""
         return FEATURES if self.image_key is None else IMAGES
 
     @property
     def where(self) -> str:
-        """Place of the inputs as Python code, for messages: ``obsm['…']``, ``layers['…']`` or ``X``."""
+        """Location of the inputs as Python code, for messages: ``obsm['…']``, ``layers['…']`` or ``X``."""
         if self.layer is None:
             return f"obsm[{self.image_key or self.obsm_key!r}]"
         return X_LAYER if self.layer == X_LAYER else f"layers[{self.layer!r}]"
 
     def array(self, adata: AnnData) -> Any:
-        """Return the array at this place, unchecked.
+        """Return the array of images or features at this location of an AnnData, without checking the array.
 
         Raises
         ------
         KeyError
-            If the place does not exist.
+            If the AnnData has no array at this location.
         """
         if self.layer == X_LAYER:
             if adata.X is None:
@@ -116,20 +119,20 @@ class InputLocation(NamedTuple):
         slot, key = (adata.layers, self.layer) if self.layer else (adata.obsm, self.image_key or self.obsm_key)
         if key not in slot:
             argument = next(name for name, value in self._asdict().items() if value is not None)
-            keys = [known for known in slot if known is not None]  # since anndata 0.13, X is the layer None
+            keys = [known for known in slot if known is not None]  # since anndata 0.13, layers has X at key None
             raise KeyError(missing_key_message("layers" if self.layer else "obsm", str(key), keys, argument))
         return slot[key]
 
     def check_present(self, adata: AnnData) -> None:
-        """Raise if cells lack the inputs that a trained model embeds.
+        """Raise if cells lack the images or features that a trained model embeds.
 
-        A trained model reads its inputs from the place with which it was set up. The message therefore advises to store
-        the inputs there.
+        A trained model reads its inputs from the location in the AnnData that was given at set-up. The message
+        therefore advises to store the inputs at this location.
 
         Raises
         ------
         KeyError
-            If the place does not exist.
+            If the AnnData has no array at this location.
         """
         try:
             self.array(adata)
@@ -143,12 +146,14 @@ class InputLocation(NamedTuple):
             raise KeyError(msg) from error
 
     def source(self, adata: AnnData) -> ImageSource:
-        """Return the inputs as a source that is read by row; of images, only the channels to use.
+        """Return the inputs of an AnnData as a source, from which the rows of any cells can be read.
+
+        Of images, the source has only the channels to use.
 
         Raises
         ------
         KeyError
-            If the place or a channel does not exist.
+            If the AnnData has no array at this location, or if a channel does not exist.
         TypeError, ValueError
             If the array holds neither images nor features, see :class:`~scbd.data.ArraySource`.
         """
@@ -156,11 +161,11 @@ class InputLocation(NamedTuple):
         return stored if self.image_key is None else select_columns(stored, self.taken(adata, stored.shape[1])[0])
 
     def taken(self, adata: AnnData, n_channels: int) -> tuple[list[int], list[str]]:
-        """Return the positions and names of the channels to use, see :func:`taken_channels`."""
+        """Return the positions and names of the image channels to use, see :func:`taken_channels`."""
         return taken_channels(adata.var, n_channels, self.image_key or "", self.channels)
 
     def stored(self, adata: AnnData) -> ImageSource:
-        """Return the inputs as a source with all stored channels; the errors are those of :meth:`source`."""
+        """Return the inputs of an AnnData as a source, with all stored channels; errors are those of :meth:`source`."""
         check_anndata(adata)
         array = self.array(adata)
         if isinstance(array, pd.DataFrame):
@@ -175,7 +180,7 @@ class InputLocation(NamedTuple):
         return ArraySource(array, self.where, self.kind)
 
     def names(self, adata: AnnData) -> list[str] | None:
-        """Return the names of the features, or `None` if they have no names (images and plain arrays in ``obsm``)."""
+        """Return the names of the features, or `None` for inputs without names: images, and arrays in ``obsm``."""
         if self.layer is not None:
             return adata.var_names.astype(str).tolist()
         array = self.array(adata)
@@ -183,10 +188,13 @@ class InputLocation(NamedTuple):
 
 
 def _image_keys(adata: AnnData) -> list[str]:
-    """Return the keys of ``obsm`` whose arrays have four dimensions, like images."""
+    """Return the keys of ``obsm`` that may hold images: those of arrays with four dimensions."""
     return [key for key, values in adata.obsm.items() if len(getattr(values, "shape", ())) == 4]
 
 
 def image_source(adata: AnnData, image_key: str) -> ImageSource:
-    """Return the images at ``obsm[image_key]`` as a source without masks; see :meth:`Inputs.source`."""
+    """Return the images at ``obsm[image_key]`` as a source, without channels that are segmentation masks.
+
+    Errors are those of :meth:`InputLocation.source`.
+    """
     return InputLocation(image_key=image_key).source(adata)

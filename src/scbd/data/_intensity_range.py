@@ -1,4 +1,4 @@
-"""Intensity range of images, estimated from percentiles of a sample of crops."""
+"""Range of pixel intensities to which images are scaled, estimated from percentiles of a random sample of crops."""
 
 from __future__ import annotations
 
@@ -23,24 +23,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# number of random crops whose intensities are sampled
+# number of random crops from which the intensity range is estimated
 _N_SAMPLED_CROPS = 2048
-# percentiles of the intensities that become the lowest and the highest value of an integer dtype
+# Two percentiles of the pixel intensities of a channel. When images are converted to an integer dtype, the first
+# becomes the lowest and the second the highest value of this dtype.
 _PERCENTILES = (0.1, 99.9)
-# number of bytes of crops that are read at once
+# number of bytes of crop images that are read at once while the intensity range is estimated
 _PART_BYTES = 32 * 2**20
-# number of pixels per channel that are counted at once
+# number of pixels per channel that are added to the histogram of intensities at once
 _COUNT_BLOCK_PIXELS = 2**20
-# number of random pixels per crop of floats, whose values are too many for a histogram
+# number of random pixels used per crop if images are floats, which have too many different values for a histogram
 _N_PIXELS_PER_CROP = 1024
 
 
 def output_intensity_range(
     plates: Sequence[Crops], dtype: np.dtype, intensity_range: Any, seed: int
 ) -> np.ndarray | None:
-    """Return the lowest and the highest intensity of each channel, ``(C, 2)``, or `None` if intensities are not scaled.
+    """Return the range of intensities of each channel that is scaled to the range of an integer dtype.
 
-    If they are estimated from the plates, a log line states them.
+    Parameters
+    ----------
+    plates
+        Crops to be converted, all with the same channels and dtype.
+    dtype
+        Dtype of the images after the conversion.
+    intensity_range
+        Range given by the user: ``(low, high)``, or one such pair per channel. `None` estimates the range from the
+        plates, and a log line states the result.
+    seed
+        Seed of the random sample of crops for the estimate.
+
+    Returns
+    -------
+    Lowest and highest intensity of each channel, float32 ``(C, 2)``. `None` if intensities are not scaled, which is the
+    case if ``dtype`` is a float dtype or the dtype of the plates.
     """
     n_channels, stored = plates[0].images.shape[1], plates[0].images.dtype
     if dtype.kind == "f" or dtype == stored:
@@ -59,22 +75,27 @@ def output_intensity_range(
 
 
 def estimate_intensity_range(plates: Sequence[Crops], seed: int) -> np.ndarray:
-    """Estimate the 0.1 and 99.9 % percentiles of the intensities of each channel, float32 ``(C, 2)``.
+    """Estimate the 0.1 % and 99.9 % percentiles of the pixel intensities of each channel.
 
-    Images of integers use all pixels of about 2,048 random crops. Images of floats use 1,024 random pixels of each of
-    these crops. If both percentiles of a channel are equal, the upper value is set to the lower value plus 1.
+    The estimate uses about 2,048 random crops: all their pixels if images are integers, and 1,024 random pixels per
+    crop if they are floats. If the two percentiles of a channel are equal, the upper one is set to the lower one
+    plus 1.
 
     Parameters
     ----------
     plates
-        Crops, all of one dtype.
+        Crops, all with the same channels and dtype.
     seed
-        Seed of the random sample.
+        Seed of the random sample of crops and pixels.
+
+    Returns
+    -------
+    Lower and upper percentile of each channel, float32 ``(C, 2)``.
 
     Raises
     ------
     ValueError
-        If a crop of the sample has NaN or infinite pixels (the message names it).
+        If a sampled crop has NaN or infinite pixels. The message names the crop.
     """
     rng = np.random.default_rng(seed)
     of_pixels = rng.spawn(1)[0]
@@ -103,15 +124,19 @@ def estimate_intensity_range(plates: Sequence[Crops], seed: int) -> np.ndarray:
 
 
 def percentiles_from_counts(counts: np.ndarray, percentiles: Sequence[float]) -> np.ndarray:
-    """Compute percentiles from histograms, float64 ``(P, C)``, equal to ``np.percentile`` of the counted numbers.
+    """Compute percentiles of pixel intensities from one histogram per channel.
 
     Parameters
     ----------
     counts
-        Histogram of each channel, ``(C, K)``: ``counts[c, k]`` is how often the number ``k`` occurs in channel ``c``.
-        All channels have the same total.
+        Histogram of each channel, ``(C, K)``: ``counts[c, k]`` is the number of pixels of channel ``c`` that have the
+        intensity ``k``. All channels have the same number of pixels.
     percentiles
-        P percentiles, from 0 to 100.
+        P percentiles to compute, from 0 to 100.
+
+    Returns
+    -------
+    Intensities, float64 ``(P, C)``. They equal the result of ``np.percentile`` for the pixels of each channel.
     """
     places = np.asarray(percentiles) / 100 * (counts[0].sum() - 1)
     upto = counts.cumsum(axis=1)
@@ -123,9 +148,9 @@ def percentiles_from_counts(counts: np.ndarray, percentiles: Sequence[float]) ->
 
 
 def _sample_pixels(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return 1,024 random pixels of each crop, at the same positions in all channels of the crop.
+    """Draw 1,024 random pixels per crop, with replacement, at the same positions in all channels of the crop.
 
-    Positions are drawn with replacement. Crops of at most 1,024 pixels are returned whole.
+    If crops have at most 1,024 pixels, all their pixels are returned.
     """
     n, _, size = pixels.shape
     return (
@@ -136,7 +161,15 @@ def _sample_pixels(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _add_to_histogram(pixels: np.ndarray, counts: np.ndarray) -> None:
-    """Add the histogram of pixels ``(N, C, number of pixels)`` to ``counts`` in place."""
+    """Count how often each intensity occurs in each channel, and add the numbers to ``counts`` in place.
+
+    Parameters
+    ----------
+    pixels
+        Pixels of N crops, non-negative integers ``(N, C, number of pixels)``.
+    counts
+        Histogram of each channel, ``(C, number of possible intensities)``.
+    """
     step = max(1, _COUNT_BLOCK_PIXELS // pixels.shape[2])
     for start in range(0, len(pixels), step):
         for channel, of_channel in enumerate(counts):
@@ -144,21 +177,21 @@ def _add_to_histogram(pixels: np.ndarray, counts: np.ndarray) -> None:
 
 
 def check_finite(images: np.ndarray, plate: Crops, rows: np.ndarray) -> None:
-    """Raise if images have NaN or infinite pixels.
+    """Raise an error if images have NaN or infinite pixels.
 
     Parameters
     ----------
     images
-        Images ``(N, C, H, W)``.
+        Images ``(N, C, H, W)``. Integers are always finite, so that only images of floats are checked.
     plate
-        Plate of the images, for the message.
+        Plate that the images were read from. Its name and its names of cells are used in the error message.
     rows
-        Row numbers of the images in the plate, for the message.
+        Row number of each image in this plate, ``(N,)``, for the error message.
 
     Raises
     ------
     ValueError
-        If an image has NaN or infinite pixels. The message names the rows and cells.
+        If an image has NaN or infinite pixels. The message names the plate, and the row and the name of each such cell.
     """
     if images.dtype.kind != "f":
         return

@@ -1,4 +1,4 @@
-"""Crops in LMDB databases in the format of Funk et al. (2022)."""
+"""Images of single cells (crops) in LMDB databases, in the format of Funk et al. (2022)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     Images: TypeAlias = np.ndarray | h5py.Dataset | zarr.Array
 
-# _PUBLISHED: shape and dtype of the crops that Funk et al. (2022) published.
-# _SEPARATOR: between the parts of a key in the other layout of the database, whose keys also name the guide.
+# shape (channels, height, width) and dtype of the crops that Funk et al. (2022) published
 _FUNK22_CROP: tuple[tuple[int, int, int], str] = ((4, 100, 100), "uint16")
+# separator of the parts of a key, if keys name the guide RNA: gene;guide;plate;well;tile;UID
 _KEY_SEPARATOR = b";"
 
 
 class LMDBSource:
-    """Images in an LMDB database, the format in which some optical pooled screens are published.
+    """Source of cell images in an LMDB database, the format in which some optical pooled screens are published.
 
     Each value of the database holds the image of one cell, as raw bytes or in the ``.npy`` format.
 
@@ -36,7 +36,7 @@ class LMDBSource:
     path
         Folder with ``data.mdb``.
     keys
-        Key of each cell, in the order of the rows.
+        Key of each cell in the database, in the order of the rows of this source.
 
     Raises
     ------
@@ -57,9 +57,10 @@ class LMDBSource:
         check_images(self.shape, self.dtype, str(path))
 
     def _guide_layout(self) -> tuple[tuple[int, int, int], str]:
-        """Return shape and dtype of the crops in a database whose keys name the guide.
+        """Return shape and dtype of the crops in a database whose keys name the guide RNA of the cells.
 
-        These crops have four channels of float32. Height and width are computed from the size of the first value.
+        These crops have four channels of float32. Their height and width, which are equal, are computed from the number
+        of bytes of the first crop.
         """
         channels, dtype = _FUNK22_CROP[0][0], "float32"
         with self._database.begin(buffers=True) as transaction:
@@ -68,15 +69,15 @@ class LMDBSource:
         return (channels, side, side), dtype
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the images of the given rows, in the given order.
+        """Return the images of the cells in the given rows, in the order of these rows.
 
         Raises
         ------
         IndexError
             If a row does not exist.
         KeyError, ValueError
-            If a key is missing, or its value does not hold a crop of the expected shape and dtype. The message names
-            the key.
+            If the key of a cell is missing from the database, or its value does not hold a crop of the expected shape
+            and dtype. The message names the key.
         """
         out = allocate_output(self, rows, out)
         with self._database.begin(buffers=True) as transaction:
@@ -86,7 +87,7 @@ class LMDBSource:
         return out
 
     def _crop(self, value: Any, key: bytes) -> np.ndarray:
-        """Decode the value of a key, ``(C, H, W)``."""
+        """Decode the image of one cell from the value that the database stores for its key, ``(C, H, W)``."""
         shape = self.shape[1:]
         if value is None:
             msg = f"{self._path} has no key {key!r}."
@@ -105,7 +106,7 @@ class LMDBSource:
 
 
 def open_lmdb(path: Path) -> Any:
-    """Open an LMDB database for reading.
+    """Open an LMDB database of cell images for reading.
 
     Raises
     ------
@@ -130,9 +131,9 @@ def open_lmdb(path: Path) -> Any:
 
 
 def read_lmdb_keys(path: Path) -> np.ndarray:
-    """Return all keys of a database, bytes ``(N,)``.
+    """Return the keys of all cells in an LMDB database, bytes ``(N,)``.
 
-    Keys are in the order in which the database stores them. Reading in this order is fastest.
+    Keys are in the order in which the database stores them. Images are read fastest in this order.
 
     Raises
     ------
@@ -150,16 +151,17 @@ def read_lmdb_keys(path: Path) -> np.ndarray:
 
 
 def parse_keys(keys: Sequence[bytes] | np.ndarray) -> pd.DataFrame:
-    """Parse the keys of a database into a table of the cells.
+    """Parse the keys of an LMDB database of cell images into a table with one row per cell.
 
-    The columns are ``plate``, ``well`` (plate and well, joined by an underscore), ``tile`` and ``gene``. If keys name
-    the guide, there is a column ``sgRNA``, too. The index holds the UIDs of the cells. In databases whose keys name the
-    guide, the UID is the number of the cell's row in the table that is published with the database.
+    The columns are ``plate``, ``well`` (plate and well, joined by an underscore), ``tile`` and ``gene``. If keys also
+    name the guide RNA, a column ``sgRNA`` is added. The index holds the unique identifier (UID) of each cell. In
+    databases whose keys name the guide RNA, the UID is the number of the cell's row in the table that is published with
+    the database.
 
     Raises
     ------
     ValueError
-        If a key has neither of the layouts that :func:`parse_key` reads.
+        If a key has neither of the two layouts that :func:`parse_key` reads.
     """
     found = pd.DataFrame(map(parse_key, keys), columns=["uid", "plate", "well", "tile", "gene", "sgRNA"], dtype=str)
     found["well"] = found["plate"] + "_" + found["well"]
@@ -169,12 +171,12 @@ def parse_keys(keys: Sequence[bytes] | np.ndarray) -> pd.DataFrame:
 
 
 def parse_key(key: bytes) -> list[str]:
-    """Split a key into UID, plate, well, tile, gene and guide.
+    """Split the key of a cell in an LMDB database into UID, plate, well, tile, gene and guide RNA.
 
-    Two layouts are read:
+    Two layouts of keys are read:
 
-    - ``UID_plate_well_tile_gene_index``, of the cells that Funk et al. published. The guide is then an empty string,
-      and the name of the plate may contain underscores;
+    - ``UID_plate_well_tile_gene_index``, of the cells that Funk et al. (2022) published. The guide RNA is then an empty
+      string, and the name of the plate may contain underscores;
     - ``gene;guide;plate;well;tile;UID``, which the code of Yao et al. (2024) reads.
 
     Raises

@@ -1,4 +1,8 @@
-"""Batches of tensors from sources and samplers, read in the background, and the Lightning data module."""
+"""Batches of cells for training with PyTorch Lightning.
+
+The file holds the data module, the loader that reads batches in a background thread, and functions that resize images
+and copy them to a GPU.
+"""
 
 from __future__ import annotations
 
@@ -26,27 +30,29 @@ if TYPE_CHECKING:
 
 Stage = Literal["train", "validation", "matched"]
 
-# default number of cells per batch
+# default number of cells per batch, if there are at least that many training cells
 _DEFAULT_BATCH_SIZE = 2048
-# minimum mean number of cells per perturbation in a batch; with fewer, a cell has too few positives to learn from
+# Minimum mean number of cells per perturbation in a batch. With fewer cells per perturbation, the contrastive loss has
+# too few positive pairs (two cells of one perturbation) to learn from.
 _MIN_CELLS_PER_PERTURBATION = 8
-# approximate maximum number of training cells with which validation cells are compared: enough for a precise
-# comparison, few enough to be computed quickly
+# Approximate maximum number of training cells on which losses are computed, in order to compare them with the losses of
+# validation cells. The number is large enough for a precise comparison, and small enough to be computed quickly.
 _MAX_MATCHED_CELLS = 8192
-# number of bytes copied to a device at once
+# number of bytes of images that are copied to the GPU at once
 _COPY_BYTES = 64 * 2**20
 
 
 def read_tensor(source: ImageSource | torch.Tensor, rows: np.ndarray | slice) -> torch.Tensor:
-    """Read the inputs of the given rows as a tensor.
+    """Read the images or features of the given rows (one row per cell) as a tensor.
 
-    If ``source`` is a tensor, the result is on its device. Otherwise the result is in main memory, pinned if there is a
-    CUDA GPU to copy it to. Torch reuses pinned memory that is no longer in use for later batches.
+    If ``source`` is a tensor, the result is on the device of this tensor. Otherwise the result is in main memory. If
+    there is a CUDA GPU, this memory is pinned (page-locked), which makes copies to the GPU faster. Torch reuses the
+    pinned memory of finished batches.
     """
     if isinstance(source, torch.Tensor):
         if isinstance(rows, slice):
             return source[rows]
-        # index_select supports int16 on every device, but uint16 only on some
+        # view uint16 pixels as int16, since torch's index_select does not support uint16 on every device
         bits = source.view(torch.int16) if source.dtype == torch.uint16 else source
         return bits.index_select(0, torch.from_numpy(rows).to(bits.device)).view(source.dtype)
     if not torch.cuda.is_available():
@@ -58,17 +64,17 @@ def read_tensor(source: ImageSource | torch.Tensor, rows: np.ndarray | slice) ->
 
 
 def _torch_dtype(source: ImageSource) -> torch.dtype:
-    """Return the torch dtype that corresponds to the dtype of a source."""
+    """Return the torch dtype that corresponds to the numpy dtype of a source of images or features."""
     return torch.from_numpy(np.empty(0, source.dtype)).dtype
 
 
 def copy_to_device(source: ImageSource, device: torch.device) -> torch.Tensor:
-    """Copy all inputs of a source to a device, in parts of about 64 MiB.
+    """Copy all images or features of a source to a device such as a GPU, in parts of about 64 MiB.
 
     Raises
     ------
     ValueError
-        If the inputs are larger than the free memory of the GPU.
+        If the images or features take more than the free memory of the GPU.
     """
     size = int(np.prod(source.shape)) * source.dtype.itemsize
     if device.type == "cuda" and size > torch.cuda.mem_get_info(device)[0]:
@@ -86,20 +92,24 @@ def copy_to_device(source: ImageSource, device: torch.device) -> torch.Tensor:
 
 
 class BatchLoader:
-    """Batches of the rows that a sampler draws, read ahead by a background thread.
+    """Data loader that reads the cells of each batch, in a background thread ahead of training.
 
-    Images stay in their stored (often integer) dtype until they are on the device. The sampler is built to start from
-    the trainer's step, so that the loader has no state of its own. ``state_dict`` and ``load_state_dict`` exist only to
-    let Lightning recognise that the loader can be resumed.
+    A sampler draws the row numbers of each batch. Images are read in their stored (often integer) dtype, and are
+    converted to floats only on the GPU.
+
+    A resumed run creates a new loader whose sampler starts at the step that training has reached. The loader therefore
+    has no state to save. The methods ``state_dict`` and ``load_state_dict`` exist only because Lightning requires them
+    of a loader that can be resumed.
 
     Parameters
     ----------
     source
-        Source of the inputs, or a tensor with all of them.
+        Source of the images or features of all cells, or a tensor that holds them.
     y, e, numbers
-        Values of all cells, see :class:`ImageDataModule`.
+        Perturbation code, environment code and (optionally) continuous covariates of all cells, see
+        :class:`ImageDataModule`.
     batches
-        Sampler of the row numbers of each batch.
+        Sampler that yields the row numbers of each batch.
     """
 
     def __init__(
@@ -121,70 +131,75 @@ class BatchLoader:
         return prefetch(map(self.batch, self.batches))
 
     def batch(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
-        """Return the batch of the given rows.
+        """Return the batch of the cells with the given row numbers, as a dictionary of tensors.
 
-        The dictionary holds ``"inputs"`` in their stored dtype, the codes ``"y"`` and ``"e"``, and ``"numbers"`` if the
-        loader has numbers.
+        The keys are ``"inputs"`` (images or features in their stored dtype), ``"y"`` (perturbation codes), ``"e"``
+        (environment codes), and ``"numbers"`` (continuous covariates) if the loader has such covariates.
         """
         found = {"inputs": read_tensor(self._source, rows)}
         return found | {name: torch.from_numpy(values[rows]) for name, values in self._cell_values.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return an empty state."""
+        """Return an empty dictionary, since a loader has no state to save; Lightning requires this method."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Ignore the state, since the loader has none."""
+        """Ignore the saved state, since a loader has no state to restore; Lightning requires this method."""
 
 
 class ImageDataModule(L.LightningDataModule):
-    """Batches of images with their perturbation and environment codes.
+    """Lightning data module that yields batches of images with their perturbation and environment codes.
 
-    Training is a single pass over ``max_steps`` batches (times the number of batches over which gradients are
-    accumulated). A resumed run continues with the batch that would have come next. Validation batches are the same in
-    each validation: as many complete batches as the validation cells fill. If there are fewer validation cells than a
-    batch has, they form one smaller batch.
+    Training consists of ``max_steps`` steps. A step takes one batch, or several if the trainer accumulates gradients
+    over several batches. A resumed run continues with the batch that would have come next.
+
+    The validation batches are the same in every validation. They are complete batches, in a number that the validation
+    cells suffice for. If there are fewer validation cells than ``batch_size``, all of them form one smaller batch.
 
     Parameters
     ----------
     source
-        Source of images ``(N, C, H, W)``.
+        Source of the images of all cells, ``(N, C, H, W)``.
     y, e
-        Codes of perturbation and environment, integers ``(N,)``.
+        Perturbation code and environment code of each cell, integers ``(N,)``.
     split
-        Training and validation rows.
+        Row numbers of the training and the validation cells.
     numbers
-        Rank of each cell in K ordered variables, such as time, int64 ``(N, K)``. If given, batches include these ranks.
+        K continuous covariates of each cell, such as time, int64 ``(N, K)``. Each value is given as its rank among the
+        different values of the covariate. If given, batches include these ranks.
     batch_size
-        Number of cells per batch. Default: 2,048, or all training cells if there are fewer.
+        Number of cells per batch. Default: 2,048, or the number of training cells if that is smaller.
     perturbations_per_batch
-        Number of perturbations P of a P × K batch (:class:`PerturbationSampler`). `None` shuffles plainly. ``"auto"``
-        shuffles plainly if a batch then has on average at least eight cells per perturbation. Otherwise, ``"auto"``
-        draws P × 8 batches, or shuffles plainly if the perturbations have too few cells for these.
+        Number of perturbations P in a batch of P perturbations with K cells each (:class:`PerturbationSampler`). `None`
+        draws each batch from all cells at random, without regard to the perturbation (:class:`ShuffleSampler`).
+        ``"auto"`` does the same as `None` if a random batch has on average at least eight cells per perturbation.
+        Otherwise, ``"auto"`` draws batches with K = 8, unless the perturbations have too few cells for such batches.
     neighbours
-        Whether to draw the cells of a perturbation as stretches of consecutive rows, see :class:`PerturbationSampler`.
-        ``"auto"`` does so if the images are not in memory, ``preload`` is `None`, the rows are grouped by perturbation,
-        and consecutive rows of a perturbation share environment, ranks of ``numbers`` and labels of ``mixed_by`` no
+        If true, draw the cells of a perturbation as a few stretches of consecutive rows, which are read faster from
+        disk than scattered rows, see :class:`PerturbationSampler`. ``"auto"`` does so if all of these conditions hold:
+        the images are not in memory, ``preload`` is `None`, and the rows are sorted such that the cells of a
+        perturbation are adjacent, but are otherwise in random order. The order is random if adjacent cells of a
+        perturbation have the same environment, the same covariate in ``numbers`` and the same label in ``mixed_by`` no
         more often than by chance.
     mixed_by
-        Codes of further labels that should differ between partners in a batch, in addition to the environment, such as
-        guide and plate; non-negative int64 ``(N,)`` each. Used only with ``neighbours="auto"``. The iterable is
-        consumed only as far as the test needs it.
+        Further labels in which the cells of a perturbation in a batch should differ, such as guide and plate. Each
+        label is an array of non-negative codes, int64 ``(N,)``. Used only with ``neighbours="auto"``, to test whether
+        the rows are in random order. The iterable is consumed only up to the first label that fails the test.
     max_steps
-        Number of training steps. A step is one batch, unless gradients are accumulated over several batches.
+        Number of training steps of this run.
     first_step
-        Number of steps of earlier training runs that this run continues.
+        Number of training steps of earlier runs, if this run continues them.
     seed
-        Seed of the batches.
+        Seed of the random choice of cells for the batches.
     preload
-        ``"device"`` copies all images to the device before training, and draws the batches there; the images must fit
-        into its memory. Default: read each batch when it is needed.
+        ``"device"`` copies all images to the device (the GPU) before training, and draws the batches there. The images
+        must fit into the memory of the device. Default: read the images of each batch when it is needed.
 
     Raises
     ------
     ValueError
-        If a batch is larger than the number of training cells, the perturbations cannot fill a batch
-        (:class:`PerturbationSampler`), or an argument is not one of its allowed values.
+        If ``batch_size`` is larger than the number of training cells, the perturbations have too few cells to fill a
+        batch (:class:`PerturbationSampler`), or an argument is not one of its allowed values.
 
     Examples
     --------
@@ -239,32 +254,33 @@ class ImageDataModule(L.LightningDataModule):
         else:
             msg = f"perturbations_per_batch must be a number, None or 'auto', got {perturbations_per_batch!r}."
             raise ValueError(msg)
-        # built here, so that impossible settings raise an error before any work is done
+        # create the sampler of training batches here, so that impossible settings raise an error before any work is
+        # done
         self.train_sampler = self._sampler("train", self.batch_size, self.max_steps)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of batches in one pass over the training cells."""
+        """Number of complete batches in one pass over the training cells."""
         return self.train_sampler.steps_per_epoch
 
     @property
     def validates(self) -> bool:
-        """True if there are enough validation cells for a batch: at least two per device."""
+        """True if there are enough validation cells for a batch, that is, at least two cells per device."""
         return min(self.batch_size, len(self.split.validation)) >= 2 * self._process_arguments().get("world_size", 1)
 
     def setup(self, stage: str) -> None:
-        """Copy the images to the trainer's device if ``preload="device"``."""
+        """Copy all images to the trainer's device (the GPU) if ``preload="device"`` was given."""
         if self._preload == "device" and self.trainer is not None:
             self._source = copy_to_device(self._stored_source, self.trainer.strategy.root_device)
 
     def teardown(self, stage: str) -> None:
-        """Release the copy of the images on the device."""
+        """Release the copy of the images on the device (the GPU), if there is one."""
         self._source = self._stored_source
 
     def train_dataloader(self) -> BatchLoader:
-        """Return the training batches from the trainer's current step to step ``max_steps``.
+        """Return the loader of the training batches, from the trainer's current step to step ``max_steps``.
 
-        If the trainer accumulates gradients over several batches, each step has that number of batches.
+        If the trainer accumulates gradients over several batches, each step takes that number of batches.
         """
         trainer = self.trainer
         step, of_step = (0, 1) if trainer is None else (trainer.global_step, trainer.accumulate_grad_batches)
@@ -272,28 +288,43 @@ class ImageDataModule(L.LightningDataModule):
         return self._loader(self._sampler("train", self.batch_size, end, start=start, **self._process_arguments()))
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
-        """Return the validation batches, which are the same in each call.
+        """Return the loader of the validation batches, which are the same in each call.
 
-        There are as many complete batches as the validation cells fill. If there are fewer than two validation cells
-        per device, the result is an empty list. If the validation cells are too few for P × K batches, they are
-        shuffled plainly, and some of them have no partner in their batch.
+        Incomplete batches are dropped, unless all validation cells together are fewer than ``batch_size``. In this
+        case, they form one smaller batch. If there are fewer than two validation cells per device, the result is an
+        empty list.
+
+        The batches are drawn in the same way as training batches. If the perturbations have too few validation cells
+        for batches of P perturbations with K cells each, batches are drawn from all validation cells at random. A cell
+        may then be the only one of its perturbation in a batch.
         """
         return self._one_pass("validation")
 
     def matched_dataloader(self) -> BatchLoader | list[BatchLoader]:
-        """Return batches of training cells with which to compare the validation batches, the same in each call.
+        """Return a loader of training cells that are matched to the validation cells by perturbation.
 
-        For each validation cell, there is one training cell of the same perturbation, as far as the training cells
-        suffice. At most about 8,192 cells are used. Batches are drawn in the same way as validation batches. A
-        difference in the losses between these batches and the validation batches measures overfitting. If there are
-        fewer than two such training cells per device, the result is an empty list.
+        The difference between the loss on these batches and the loss on the validation batches measures overfitting.
+        Each validation cell is matched with one training cell of the same perturbation, as long as the perturbation has
+        training cells that are not matched yet. At most about 8,192 training cells are used. The batches are drawn in
+        the same way as validation batches, and are the same in each call. If there are fewer than two matched training
+        cells per device, the result is an empty list.
         """
         return self._one_pass("matched", most=_MAX_MATCHED_CELLS)
 
     def _one_pass(self, stage: Stage, most: int | None = None) -> BatchLoader | list[BatchLoader]:
-        """Return batches for one pass over the cells of a stage, or over about ``most`` of these cells.
+        """Return the loader of the batches of a single pass over cells, without training on them.
 
-        The result is an empty list if there are fewer than two cells per device.
+        Parameters
+        ----------
+        stage
+            Cells to use: ``"validation"`` for the validation cells, ``"matched"`` for the training cells that are
+            matched to them.
+        most
+            Approximate maximum number of cells to use. Default: all cells.
+
+        Returns
+        -------
+        Loader of complete batches, or an empty list if there are fewer than two cells per device.
         """
         world = self._process_arguments()
         n, n_devices = len(self._rows(stage)), world.get("world_size", 1)
@@ -303,7 +334,7 @@ class ImageDataModule(L.LightningDataModule):
         n_steps = n // batch_size if most is None else min(n // batch_size, -(-most // batch_size))
         try:
             sampler = self._sampler(stage, batch_size, n_steps, **world)
-        except ValueError:  # the perturbations have too few cells for P x K batches
+        except ValueError:  # the perturbations have too few cells for batches of P perturbations with K cells each
             sampler = ShuffleSampler(self._rows(stage), batch_size, n_steps=n_steps, seed=self.seed, **world)
         return self._loader(sampler)
 
@@ -314,9 +345,11 @@ class ImageDataModule(L.LightningDataModule):
         return loader.batch(loader.batches.batch(0))
 
     def _choose_perturbations_per_batch(self) -> None:
-        """Choose P × 8 batches if plain shuffling gives cells too few partners.
+        """Choose the number of perturbations per batch for ``perturbations_per_batch="auto"``.
 
-        Plain shuffling is kept if the perturbations have too few cells for P × 8 batches.
+        If batches of randomly shuffled cells have on average at least eight cells per perturbation, shuffling is used.
+        Otherwise, the number is chosen such that a batch has eight cells of each of its perturbations. If the
+        perturbations have too few cells for such batches, shuffling is used nevertheless.
         """
         n_perturbations = len(np.unique(self._y[self.split.train]))
         if self.batch_size / n_perturbations >= _MIN_CELLS_PER_PERTURBATION:
@@ -328,7 +361,20 @@ class ImageDataModule(L.LightningDataModule):
             self.perturbations_per_batch = None
 
     def _sampler(self, stage: Stage, batch_size: int, n_steps: int, **world: int) -> BatchSampler:
-        """Return the sampler of a stage; ``world`` holds ``rank`` and ``world_size`` of :class:`BatchSampler`."""
+        """Return the sampler that draws the batches of a stage.
+
+        Parameters
+        ----------
+        stage
+            Cells to draw from: ``"train"``, ``"validation"``, or ``"matched"`` for the training cells that are matched
+            to the validation cells.
+        batch_size
+            Number of cells per batch.
+        n_steps
+            Number of batches.
+        **world
+            Further arguments of :class:`BatchSampler`: ``rank``, ``world_size`` and ``start``.
+        """
         rows = self._rows(stage)
         if self.perturbations_per_batch is None:
             return ShuffleSampler(rows, batch_size, n_steps=n_steps, seed=self.seed, **world)
@@ -344,7 +390,11 @@ class ImageDataModule(L.LightningDataModule):
         )
 
     def _rows(self, stage: Stage) -> np.ndarray:
-        """Return the row numbers of the cells of a stage."""
+        """Return the row numbers of the cells of a stage.
+
+        The stages are ``"train"``, ``"validation"``, and ``"matched"`` for the training cells that are matched to the
+        validation cells.
+        """
         if stage == "matched":
             return self._matched
         return self.split.train if stage == "train" else self.split.validation
@@ -354,7 +404,11 @@ class ImageDataModule(L.LightningDataModule):
         return draw_matched_training_rows(self.split, self._y, self.seed)
 
     def _process_arguments(self) -> dict[str, int]:
-        """Return the rank of this process and the number of processes, or an empty dictionary without a trainer."""
+        """Return the arguments ``rank`` and ``world_size`` of a sampler for distributed training.
+
+        They are the number of this process and the total number of processes. Without a trainer, the dictionary is
+        empty.
+        """
         trainer = self.trainer
         return {} if trainer is None else {"rank": trainer.global_rank, "world_size": trainer.world_size}
 
@@ -362,26 +416,27 @@ class ImageDataModule(L.LightningDataModule):
         return BatchLoader(self._source, self._y, self._e, sampler, self._covariate_ranks)
 
 
-# number of images resized at once
+# number of images that are resized at once
 _RESIZE_BLOCK_IMAGES = 512
 
 
 def resize_images(images: np.ndarray, image_size: ImageSize, *, out: np.ndarray | None = None) -> np.ndarray:
-    """Resize images to a given number of pixels per side (bilinear, antialiased), in their own dtype.
+    """Resize images with bilinear, antialiased interpolation, and return them in their own dtype.
 
-    Models with an ``image_size`` resize each batch after reading it, which suits a GPU. On a CPU, and for crops much
-    larger than the size for training, resizing once is faster, because each epoch then reads and computes less. Values
-    of integer images are rounded.
+    A model with an ``image_size`` resizes the images of each batch by itself, which is fast on a GPU. If a model is
+    trained on a CPU, or if the stored crops are much larger than the ``image_size`` of the model, it is faster to
+    resize all images once before training. Each epoch then reads less data and computes less. Values of integer images
+    are rounded.
 
     Parameters
     ----------
     images
-        Shape ``(N, C, H, W)``, in memory or memory-mapped; uint8, uint16, float16 or float32.
+        Images ``(N, C, H, W)`` of dtype uint8, uint16, float16 or float32, in memory or memory-mapped.
     image_size
-        Number of pixels per side. Images that are not square require a pair ``(height, width)``, which may change their
-        aspect ratio.
+        Number of pixels per side of the resized images. Images that are not square require a pair ``(height, width)``,
+        which may change their aspect ratio.
     out
-        Array to write to, for example a memory map. Default: a new array.
+        Array to write the resized images to, for example a memory map. Default: a new array.
 
     Returns
     -------
@@ -392,8 +447,8 @@ def resize_images(images: np.ndarray, image_size: ImageSize, *, out: np.ndarray 
     TypeError
         If ``images`` is not a numpy array, is a masked array, or has an unsupported dtype.
     ValueError
-        If ``images`` has another shape than images, ``image_size`` is not positive, ``image_size`` is a single number
-        for images that are not square, or ``out`` has another shape or dtype than the result.
+        If the shape of ``images`` is not ``(N, C, H, W)``, ``image_size`` is not positive, ``image_size`` is a single
+        number for images that are not square, or ``out`` does not have the shape and dtype of the resized images.
 
     Examples
     --------
@@ -411,7 +466,8 @@ def resize_images(images: np.ndarray, image_size: ImageSize, *, out: np.ndarray 
         raise ValueError(msg)
     for start in range(0, n, _RESIZE_BLOCK_IMAGES):
         block = resize_to(source.read(slice(start, start + _RESIZE_BLOCK_IMAGES)), size)
-        # bilinear interpolation is a weighted mean, so that values stay within the range of the dtype
+        # no clipping is needed: bilinear interpolation is a weighted mean of pixels, which stays within the range of
+        # the dtype
         out[start : start + _RESIZE_BLOCK_IMAGES] = (block.round_() if source.dtype.kind == "u" else block).numpy()
     return out
 

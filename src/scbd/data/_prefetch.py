@@ -1,4 +1,4 @@
-"""Work in threads while a loop consumes its results."""
+"""Iterators that compute their items in background threads, such as batches that are read while the model trains."""
 
 from __future__ import annotations
 
@@ -18,24 +18,36 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-# marks the end of the items in the queue of prefetch
+# object that the background thread of prefetch puts into the queue after the last item
 _END_OF_ITEMS = object()
-# maximum number of worker threads; more of them would only wait for the thread that is reading
+# Maximum number of threads in map_in_threads. More threads would only wait, since many sources can be read by only one
+# thread at a time.
 _MAX_WORKERS = 16
 
 
 def prefetch(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
-    """Iterate over items that a background thread produces in order, up to ``ahead`` items in advance.
+    """Iterate over items that a background thread computes up to ``ahead`` items in advance, in their order.
 
-    An exception that the iterable raises is raised here in place of its item. If the iteration is closed early, the
-    thread finishes its current item and ends. A thread suffices: the libraries that gather rows release Python's global
-    interpreter lock, so that a separate process would cost more than it gains.
+    An exception that occurs in the background thread is raised again in the loop that consumes the items. If the loop
+    ends early, the thread finishes its current item and ends. A thread is used rather than a process, since the
+    libraries that read rows release Python's global interpreter lock. A process would only add the cost of copying the
+    items.
+
+    Parameters
+    ----------
+    items
+        Iterable of the items, such as batches. It is consumed in the background thread.
+    ahead
+        Maximum number of items that are computed before they are needed.
     """
     made: queue.Queue = queue.Queue(ahead)
     left = threading.Event()
 
     def hand_over(item: object) -> bool:
-        """Put an item into the queue as soon as there is room; return false if the iteration has been closed."""
+        """Put an item into the queue as soon as the queue has room.
+
+        Return true if the item is in the queue, false if the loop that consumes the items has ended.
+        """
         while not left.is_set():
             try:
                 made.put(item, timeout=0.1)
@@ -71,13 +83,15 @@ def prefetch(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
 def map_in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result]:
     """Apply a function to all items in several threads, and yield the results in the order of the items.
 
-    There is one thread per core, but at least 2 and at most 16 threads. Each thread limits torch to one core.
+    There is one thread per CPU core, but at least 2 and at most 16 threads. Torch uses a single core in each of these
+    threads.
 
-    An exception is raised in place of its result. After an exception, or if the iteration is closed early, calls that
-    have begun are finished, and no others are begun.
+    If a call of the function raises an exception, the loop that consumes the results receives this exception in place
+    of the result. After an exception, or if the loop ends early, running calls are finished and no further call is
+    started.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # at least two threads, so that one works while another waits for the disk
+    # use at least two threads, so that one thread computes while another waits for the disk
     n_workers = min(max(cores, 2), _MAX_WORKERS)
     with keep_torch_threads(), ThreadPoolExecutor(n_workers, "scbd-worker", limit_torch_to_one_thread) as pool:
         yield from pool.map(work, items)

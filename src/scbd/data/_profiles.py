@@ -1,4 +1,4 @@
-"""Reader of feature tables: selects the columns that are features, and handles missing values."""
+"""Reader of tables with image-based features of cells or wells, which selects features and handles missing values."""
 
 from __future__ import annotations
 
@@ -37,18 +37,20 @@ logger = logging.getLogger(__name__)
 
 Missing: TypeAlias = Literal["drop", "median", "keep"]
 
-# beginnings of the names of features: CellProfiler's compartments, and "feature_", which we add to DeepProfiler's names
+# default prefixes of the names of feature columns: the compartments of CellProfiler, and "feature_", which this package
+# adds to the numbered features of DeepProfiler
 FEATURE_PREFIXES = ("Cells_", "Cytoplasm_", "Nuclei_", "feature_")
-# prefixes of the names of plate and well columns; "foci" are the barcode spots of pooled screens
+# prefixes that the names of plate, well and site columns may have; "foci" are the barcode spots of pooled screens
 _COLUMN_PREFIX = r"^(image_)?(metadata_)?(foci_)?"
 _PLATE = re.compile(rf"{_COLUMN_PREFIX}plate$", re.IGNORECASE)
-# names of columns of numbers that are not measurements: positions, identifiers and parents of objects
+# pattern of the names of numeric columns that are not measurements: positions, identifiers and parents of objects
 _NOT_A_MEASUREMENT = re.compile(
     r"(^|_)(location|center|centroid|boundingbox(max|min)imum|bbox|bounds|parent|children|barcodes?|\w*(image|object)_?number|fov"
     r"|tile|id|index)(_|$)|(^|_)[ijxyz](_\d+)?$|^(cell|nucleus|nuclei|object|label)s?(_\d+)?$|^q_",
     re.IGNORECASE,
 )
-# names of plate, well and site columns, in lower case and without the prefixes of _BEFORE, the preferred name first
+# names of the columns with plate, well and site, in lower case and without the prefixes in _COLUMN_PREFIX; of several
+# such columns in a table, the one that is first in this list is used
 _POSITION_COLUMNS = {
     "plate": ("plate", "plate_id", "plate_name", "plate_barcode", "assay_plate_barcode", "barcode"),
     "well": ("well", "well_id", "well_name", "well_position"),
@@ -56,9 +58,9 @@ _POSITION_COLUMNS = {
 }
 _WELL = re.compile(r"^([A-Za-z]{1,2})[ -]*0*(\d+)$")
 _ROW_NUMBERS = re.compile(r"^Unnamed: \d+$")
-# maximum fraction of missing values; features and rows with more are excluded
+# maximum fraction of missing values of a feature or a row; features and rows with a larger fraction are excluded
 _MAX_MISSING_FRACTION = 0.5
-# names of the columns made from the folders in which DeepProfiler writes its files
+# names of the columns with plate, well and site that are derived from the paths of DeepProfiler's files
 _FOLDER_COLUMNS = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
 
 
@@ -72,9 +74,10 @@ def read_profiles(
 ) -> anndata.AnnData:
     """Read features of cells or wells, as written by pycytominer, CytoTable, DeepProfiler and others.
 
-    A column is a feature if its name begins with one of ``features``. Columns whose name indicates a position, bounding
-    box, number or parent of an object are not features. All columns that are not features go to ``obs``. Constant
-    features are kept here; :meth:`~scbd.SCBDModel.setup_anndata` excludes them with a warning.
+    A column is a feature if its name begins with one of the prefixes in ``features``. Columns whose name indicates a
+    position, bounding box, number or parent of an object are not features. All columns that are not features become
+    columns of ``obs``. Constant features are kept; :meth:`~scbd.SCBDModel.setup_anndata` later excludes them with a
+    warning.
 
     Parameters
     ----------
@@ -88,21 +91,24 @@ def read_profiles(
 
         If several files are read and no column names the plate, ``obs["source"]`` holds the name of each row's file.
     features
-        Beginnings of the names of features, or whole names. Default: CellProfiler's compartments ``Cells_``,
-        ``Cytoplasm_`` and ``Nuclei_``, and ``feature_``, the beginning that is given to features of DeepProfiler.
+        Prefixes of the names of features, or whole names. Default: CellProfiler's compartments ``Cells_``,
+        ``Cytoplasm_`` and ``Nuclei_``, and ``feature_``, the prefix that features of DeepProfiler get.
     table
         Further columns for ``obs``, such as a plate map: a data frame or a file. None of its columns becomes a feature.
     on
-        Columns by which ``table`` is joined, with the same name on both sides. Default: the plate, well and site
-        columns that are in both tables, whatever their naming style (``Metadata_Well``, ``well_position``). A1 and A01
-        are the same well, 24277 and 24277.0 are the same plate.
+        Columns by which rows of ``table`` are matched to cells or wells. The features at ``path`` and ``table`` must
+        both have columns of these names. Default: the plate, well and site columns that both have, whatever their
+        naming style (``Metadata_Well``, ``well_position``). A1 and A01 are the same well, 24277 and 24277.0 are the
+        same plate.
     missing
         Treatment of missing values. Infinite values, and text in a column of numbers, count as missing. ``"drop"`` and
         ``"median"`` (the default) first exclude, in this order:
 
-        1. features without any value in a whole plate or file;
-        2. rows without any value of a compartment with two or more features (for example, nuclei without a cell);
-        3. features, and then rows, that lack more than half of their values.
+        1. features that have no value in a whole plate or file;
+        2. rows that lack all features with one of the prefixes in ``features``, if there are at least two such features
+           (for example, nuclei without a cell);
+        3. features that lack more than half of their values, and then rows that lack more than half of the remaining
+           features.
 
         ``"median"`` then replaces each remaining missing value by the median of its feature. ``"drop"`` excludes all
         rows that still lack a value. ``"keep"`` excludes and replaces nothing, and leaves NaN, which models do not
@@ -117,19 +123,20 @@ def read_profiles(
     FileNotFoundError
         If files are missing. The message names the first ones.
     KeyError
-        If ``path`` and ``table`` do not share the columns by which they are to be joined.
+        If the features at ``path`` or ``table`` lack the columns by which rows are to be matched.
     TypeError
         If at least half of the values of a feature are not numbers.
     ValueError
-        If a file is of another kind or truncated, has no feature, or has two columns with the same name; or if
-        ``table`` has several rows for one well (or other key), no row for a row of the features, or other values in a
-        column of the same name.
+        If a file is of a kind that this function does not read, is truncated, has no feature, or has two columns with
+        the same name. If ``table`` has several rows for one well (or another key), no row for a cell or well with
+        features, or a column that ``obs`` has, too, but with different values.
 
     Warns
     -----
     UserWarning
-        If features, rows, columns of lists or empty files are excluded, or if values are replaced: the number of each,
-        and the plates or files that are lost. If most columns of numbers are not features.
+        If features, rows, columns that hold lists or empty files are excluded, or if missing values are replaced. The
+        message states how many, and names plates and files of which all rows are excluded. Also if most numeric columns
+        are not features.
 
     References
     ----------
@@ -154,14 +161,14 @@ def read_profiles(
 
 
 class FeatureTable(NamedTuple):
-    """Features of cells or wells, and all other columns of their table."""
+    """Features of cells or wells as an array, and a table of all columns that are not features."""
 
     values: np.ndarray
-    """Values of the features, float32 ``(N, F)``."""
+    """Values of the F features of N cells or wells, float32 ``(N, F)``."""
     names: np.ndarray
     """Names of the features, ``(F,)``."""
     obs: pd.DataFrame
-    """Table of all other columns, N rows."""
+    """Table of all columns that are not features, with one row per cell or well."""
 
 
 def read_table_of_features(
@@ -172,10 +179,10 @@ def read_table_of_features(
     on: str | Sequence[str] | None = None,
     missing: Missing = "median",
 ) -> FeatureTable:
-    """Read a table of features like :func:`read_profiles`, but without an AnnData.
+    """Read features of cells or wells like :func:`read_profiles`, but return an array and a table, not an AnnData.
 
-    The package anndata, whose import takes about a second, is then only imported for AnnData files. Parameters, errors
-    and warnings are those of :func:`read_profiles`.
+    The package anndata, whose import takes about a second, is then only imported if a file is an AnnData. Parameters,
+    errors and warnings are those of :func:`read_profiles`.
     """
     check_choice("missing", missing, Missing)
     paths = _list_files(path)
@@ -222,7 +229,7 @@ def read_table_of_features(
 
 
 def _list_files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """List the files to read, with each folder of tables replaced by its tables.
+    """List the files from which features are read; a folder of tables is replaced by the tables in it.
 
     Raises
     ------
@@ -250,22 +257,23 @@ def _is_empty(path: Path) -> bool:
 
 
 def _read_file(path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """Read one file, with one row per cell or well.
+    """Read a file of features into a table with one row per cell or well.
 
     Returns
     -------
-    The table, and names of columns that are features whatever their name (those in ``X`` of an AnnData).
+    The table, and the names of columns that are features whatever their prefix (the columns of ``X``, if the file is an
+    AnnData).
     """
     kind = detect_kind(path)
     if kind.name in ("profiles", "image_table", "tables"):
         table = _drop_row_numbers(read_table_file(path).rename(columns=str))
-        # levels of a named index become columns; an index without a name only names the rows
+        # a named index holds data, and its levels become columns; an index without a name only names the rows
         return (table if table.index.names == [None] else table.reset_index(allow_duplicates=True)), []
     if kind.name == "anndata":
         import anndata
 
         if path.is_file():
-            open_h5(path).close()  # raises a clear error if the file is damaged
+            open_h5(path).close()  # a damaged file raises a clear error here
         cells = (anndata.read_zarr if path.is_dir() else anndata.read_h5ad)(path)
         return cells.obs.join(cells.to_df()), cells.var_names.tolist()
     if kind.name == "deepprofiler":
@@ -276,23 +284,23 @@ def _read_file(path: Path) -> tuple[pd.DataFrame, list[str]]:
 def _select_features(
     table: pd.DataFrame, beginnings: tuple[str, ...], known: set[str], where: str
 ) -> tuple[list[str], list[str]]:
-    """Select the columns that are features.
+    """Select the columns of a table that are features.
 
     Parameters
     ----------
     table
-        Table of cells or wells.
+        Table with one row per cell or well.
     beginnings
-        Beginnings of the names of features.
+        Prefixes of the names of features.
     known
-        Names of columns that are features in any case.
+        Names of columns that are features whatever their prefix.
     where
         Name of the table in errors.
 
     Returns
     -------
-    Names of the features; and names that begin like a feature but indicate a position, box, number or parent of an
-    object.
+    Names of the features; and names of the columns that have the prefix of a feature but are not features, because
+    their name indicates a position, box, number or parent of an object.
 
     Raises
     ------
@@ -322,10 +330,10 @@ def _select_features(
 
 
 def number_beginnings(table: pd.DataFrame) -> dict[str, list[str]]:
-    """Return words with which at least three numeric columns begin, each with its columns, the most frequent first.
+    """Return the words with which the names of at least three numeric columns begin, each with these names.
 
-    Columns whose name indicates a position, bounding box, number or parent of an object are ignored, as are those that
-    begin with "Metadata".
+    Words are sorted by the number of their columns, in descending order. Columns whose name indicates a position,
+    bounding box, number or parent of an object are ignored, as are columns whose name begins with "Metadata".
     """
     numbers = [name for name in map(str, table.select_dtypes("number")) if not _NOT_A_MEASUREMENT.search(name)]
     begun: dict[str, list[str]] = {}
@@ -337,7 +345,7 @@ def number_beginnings(table: pd.DataFrame) -> dict[str, list[str]]:
 
 
 def _warn_of_other_numbers(obs: pd.DataFrame, features: Sequence[str], about: Sequence[str]) -> list[str]:
-    """Return a warning text if most numeric columns are not features, otherwise an empty list."""
+    """Return a list with a warning text if most numeric columns are not features; otherwise, an empty list."""
     numbers = obs.select_dtypes("number").columns.difference(about, sort=False).astype(str)
     others = [
         name for name in numbers if not name.startswith(("Metadata_", "Image_", *_FOLDER_COLUMNS, "Location_Center_"))
@@ -352,13 +360,13 @@ def _warn_of_other_numbers(obs: pd.DataFrame, features: Sequence[str], about: Se
 
 
 def _holds_lists(column: pd.Series) -> bool:
-    if column.dtype != object or infer_dtype(column, skipna=True) != "mixed":  # cheap, unlike the next check
+    if column.dtype != object or infer_dtype(column, skipna=True) != "mixed":  # faster than testing each value below
         return False
     return bool(column.map(lambda value: isinstance(value, (list, tuple, np.ndarray))).any())
 
 
 def _advice_on_lists(name: str) -> str:
-    """Return advice on a column that holds a list in each row."""
+    """Return advice on how to convert a column that holds a list of numbers in each row into feature columns."""
     return (
         f"{name!r} holds a list in each row: make a column of each of its numbers, "
         f"table.join(pandas.DataFrame(table.pop({name!r}).tolist(), table.index).add_prefix('feature_'))"
@@ -366,25 +374,31 @@ def _advice_on_lists(name: str) -> str:
 
 
 def _drop_lists(obs: pd.DataFrame, said: list[str]) -> pd.DataFrame:
-    """Drop columns of lists from ``obs``, which cannot be labels, and append the reason to ``said``."""
+    """Drop columns that hold a list in each row from ``obs``, and append a warning per column to ``said``.
+
+    Lists cannot be labels of cells.
+    """
     lists = [name for name in obs if _holds_lists(obs[name])]
     said += [f"left out: {_advice_on_lists(name)}" for name in lists]
     return obs.drop(columns=lists)
 
 
 def _drop_row_numbers(table: pd.DataFrame) -> pd.DataFrame:
-    """Drop the column of row numbers that ``DataFrame.to_csv`` writes for an index without a name."""
+    """Drop a column without a name that holds the row numbers of a table.
+
+    ``DataFrame.to_csv`` writes such a column (``Unnamed: 0``) if the index of the table has no name.
+    """
     numbers = [name for name in table if _ROW_NUMBERS.match(name) and table[name].dtype.kind in "iu"]
     return table.drop(columns=numbers)
 
 
 def _feature_values(table: pd.DataFrame, features: list[str], where: str, said: list[str]) -> np.ndarray:
-    """Return the values of the features, float32 ``(N, F)``, with NaN for missing and infinite values and for text.
+    """Return the values of the features, float32 ``(N, F)``; missing values, infinite values and text become NaN.
 
     Raises
     ------
     TypeError
-        If at least half of the present values of a feature are text.
+        If at least half of the values of a feature that are not missing are text.
     """
     found, no_numbers, with_text = table[features], [], []
     for place, name in enumerate(features):
@@ -405,7 +419,7 @@ def _feature_values(table: pd.DataFrame, features: list[str], where: str, said: 
         raise TypeError(msg)
     if with_text:
         said.append(f"text among numbers counts as missing ({join_first(sorted(with_text))})")
-    values = found.to_numpy(np.float32, copy=True, na_value=np.nan)  # a view may be read-only
+    values = found.to_numpy(np.float32, copy=True, na_value=np.nan)  # copied, because a view may be read-only
     values[~np.isfinite(values)] = np.nan
     return values
 
@@ -419,13 +433,13 @@ def _handle_missing(
     beginnings: tuple[str, ...],
     said: list[str],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Select the rows and features to keep, and replace missing values in place.
+    """Select the rows (cells or wells) and features to keep, and replace missing values that remain.
 
     Parameters
     ----------
     values
-        Values of the features, ``(N, F)``, with NaN where missing. With ``missing="median"``, the missing values that
-        are kept are replaced in place.
+        Values of the features, ``(N, F)``, with NaN where missing. If ``missing`` is ``"median"``, missing values in
+        the rows and features to keep are replaced in place.
     features
         Names of the features.
     missing
@@ -433,11 +447,13 @@ def _handle_missing(
     where
         Name of the table in errors.
     groups
-        Groupings of the rows, by plate or file. A feature without any value in one group is excluded.
+        Plate and file of each row, as one array ``(N,)`` per grouping. A feature that has no value in one of the plates
+        or files is excluded.
     beginnings
-        Beginnings of the names of features, one per compartment.
+        Prefixes of the names of features, one per compartment of the cell. Rows that lack all features of a compartment
+        are excluded.
     said
-        List of warnings, to which the changes are appended.
+        List of warning texts, to which descriptions of all changes are appended.
 
     Returns
     -------
@@ -450,11 +466,11 @@ def _handle_missing(
     """
     absent = np.isnan(values)
     lacked = np.zeros(len(features), dtype=bool)
-    for names in groups.values():  # keeping a feature that a plate or file lacks would cost all its rows
+    for names in groups.values():  # if kept, a feature that a plate lacks would exclude all rows of the plate
         for name in pd.unique(names):
             lacked |= absent[names == name].all(axis=0)
     rows = np.ones(len(values), dtype=bool)
-    for beginning in beginnings:  # nuclei without a cell lack all features of cells
+    for beginning in beginnings:  # a nucleus without a cell lacks all features of the compartment Cells_
         block = features.str.startswith(beginning) & ~lacked
         incomplete = absent[:, block].all(axis=1) & rows
         if block.sum() > 1 and incomplete.any() and not incomplete.all():
@@ -502,22 +518,24 @@ def _handle_missing(
 
 
 def _to_storable(obs: pd.DataFrame) -> pd.DataFrame:
-    """Convert text columns to categories, and the index to text, so that any file format can store the table."""
+    """Convert text columns of a table to categories and its index to text, so that any file format can store them."""
     text = [column for column in obs if obs[column].dtype.kind == "O"]
     obs = obs.assign(**{column: obs[column].map(str, na_action="ignore").astype("category") for column in text})
     return obs.set_axis(obs.index.astype(str))
 
 
 def _join_table(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] | None, where: str) -> pd.DataFrame:
-    """Add the columns of ``table`` to ``obs``, matched by plate, well and site or by the columns ``on``.
+    """Add the columns of ``table``, such as a plate map, to ``obs``.
+
+    Rows are matched by the columns ``on``, or by plate, well and site if ``on`` is `None`.
 
     Raises
     ------
     KeyError
-        If there are no common columns to match by.
+        If ``obs`` and ``table`` have no common columns by which rows can be matched.
     ValueError
-        If several rows of ``table`` have the same key, if a row of ``obs`` matches none of them, or if both tables have
-        a column of the same name with different values.
+        If several rows of ``table`` have the same key, if a row of ``obs`` matches no row of ``table``, or if both
+        tables have a column of the same name with different values.
     """
     table = _drop_row_numbers(table.rename(columns=str))
     keys = _join_columns(obs, table, on, where)
@@ -552,17 +570,18 @@ def _join_table(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] 
 
 
 def _row_text(rows: pd.DataFrame, chosen: Sequence[bool] | pd.Series) -> str:
-    """Return the values of the first chosen row, joined as text for a message."""
+    """Return the values of the first row that ``chosen`` marks, joined by blanks, for a message."""
     return " ".join(rows[np.asarray(chosen)].iloc[0].astype(str))
 
 
 def _join_columns(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] | None, where: str) -> dict[str, str]:
-    """Return the columns to join by: a mapping from names in ``obs`` to names in ``table``.
+    """Return the columns by which rows of two tables are matched: names in ``obs``, mapped to names in ``table``.
 
     Raises
     ------
     KeyError
-        If a column of ``on`` is missing, or, without ``on``, if the tables share no plate, well or site column.
+        If a column of ``on`` is missing in ``obs`` or ``table``, or, without ``on``, if they have no common plate, well
+        or site column.
     """
     if on is not None:
         keys = {name: name for name in ([on] if isinstance(on, str) else on)}
@@ -581,14 +600,14 @@ def _join_columns(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str
 
 
 def _position_columns(table: pd.DataFrame) -> dict[str, str]:
-    """Map "plate", "well" and "site" to the columns of a table that hold them, if any."""
+    """Return the columns of a table with plate, well and site; the keys are "plate", "well" and "site", if present."""
     plain = {re.sub(_COLUMN_PREFIX, "", re.sub(r"\W", "_", str(name).lower())): name for name in table}
     found = {key: [plain[name] for name in names if name in plain] for key, names in _POSITION_COLUMNS.items()}
     return {key: names[0] for key, names in found.items() if names}
 
 
 def _normalised_text(values: pd.Series) -> pd.Series:
-    """Return values as text in one spelling: A1 and A01 become A1, 24277 and 24277.0 become 24277."""
+    """Return values, such as names of wells, as text in one spelling: A01 becomes A1, and 24277.0 becomes 24277."""
 
     def plain(value: Any) -> str:
         text = label_text(value).strip()
@@ -603,9 +622,9 @@ def _normalised_text(values: pd.Series) -> pd.Series:
 def _read_deepprofiler(path: Path) -> pd.DataFrame:
     """Read features that DeepProfiler wrote, from one file or a folder of files, with one row per cell.
 
-    The columns are the features, ``Location_Center_X`` and ``Location_Center_Y`` in pixels, and plate, well and site,
-    which are taken from the names of folders and files. The ``metadata`` in the files is not read: it is a pickled
-    object, which could run arbitrary code when it is loaded.
+    The columns are the features; the position of the cell, ``Location_Center_X`` and ``Location_Center_Y``, in pixels;
+    and plate, well and site, which are taken from the names of folders and files. The array ``metadata`` in the files
+    is not read: it is a pickled object, which could run arbitrary code when it is loaded.
     """
     files, root = ([path], path.parent) if path.is_file() else (sorted(path.rglob("*.npz")), path)
     there = [file for file in files if not _is_empty(file)]
@@ -627,7 +646,7 @@ def _read_deepprofiler(path: Path) -> pd.DataFrame:
 
 
 def _read_deepprofiler_field(file: Path, name: Path) -> pd.DataFrame:
-    """Read the cells of one field of view from a file of DeepProfiler."""
+    """Read the features and positions of the cells in one field of view, from one file of DeepProfiler."""
     try:
         with np.load(file, allow_pickle=False) as archive:
             features = archive["features"]
@@ -641,7 +660,7 @@ def _read_deepprofiler_field(file: Path, name: Path) -> pd.DataFrame:
     table = pd.DataFrame(features).add_prefix("feature_")
     if locations.shape[1] >= 2:
         table = table.assign(Location_Center_X=locations[:, 0], Location_Center_Y=locations[:, 1])
-    # DeepProfiler writes plate/well/site.npz; earlier versions wrote plate/well_site.npz
+    # path of a file: DeepProfiler writes plate/well/site.npz, earlier versions wrote plate/well_site.npz
     parts = [*name.parent.parts, *([name.stem] if len(name.parts) > 2 else name.stem.rsplit("_", 1))]
     folders = dict(zip(_FOLDER_COLUMNS, parts[-3:], strict=True)) if len(parts) >= 3 else {}
     return table.assign(Metadata_File=name.as_posix(), **folders)

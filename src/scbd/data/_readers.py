@@ -1,4 +1,4 @@
-"""Readers of single-cell crops: AnnData files, numpy arrays, image files with a table, and LMDB databases."""
+"""Readers of images of single cells (crops) in AnnData files, numpy arrays, image files and LMDB databases."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
     Images: TypeAlias = np.ndarray | h5py.Dataset | zarr.Array
 
-# parts of an AnnData that are read in addition to its images
+# names of the parts of an AnnData file that are read in addition to its images
 ANNDATA_TABLES = ("obs", "var", "uns")
-# size in bytes above which a Zarr array of ``obsm`` stays on disk: features of 26 million cells do not fit into memory
+# size in bytes above which a Zarr array in ``obsm`` is not loaded into memory: features of 26 million cells do not fit
 _MAX_LOADED_BYTES = 2**30
-# name that pandas gives to a first column without a name
+# name that pandas gives to the first column of a file if the file states no name for the column
 _UNNAMED_COLUMN = "Unnamed: 0"
 
 
@@ -54,7 +54,7 @@ class Crops:
     Attributes
     ----------
     images
-        Source of the images, shape ``(N, C, H, W)``.
+        Source from which images are read, with shape ``(N, C, H, W)``.
     obs
         Table of the cells, with N rows in the order of the images.
     channels
@@ -93,7 +93,7 @@ class Crops:
     def to_memory(self, image_key: str = IMAGE_KEY) -> AnnData:
         """Load all images into an AnnData.
 
-        All images must fit into memory. Use :func:`write_screen` for larger data: it has no such limit.
+        All images must fit into memory. For larger data, use :func:`write_screen`, which has no such limit.
 
         Parameters
         ----------
@@ -107,23 +107,23 @@ class Crops:
         from anndata import AnnData
 
         images = self.images.read(slice(None))
-        obs = self.obs.set_axis(self.obs.index.astype(str))  # AnnData warns if names of cells are numbers
+        obs = self.obs.set_axis(self.obs.index.astype(str))  # AnnData warns if the index is not text
         return AnnData(obs=obs, var=channel_table(self.channels), obsm={image_key: images})
 
     def __repr__(self) -> str:
-        """Return a summary: number, shape and dtype of the images, and the channels."""
+        """Return a summary: number, shape and dtype of the images, and names of the channels."""
         n, *shape = self.images.shape
         size = " × ".join(map(str, shape))
         return f"Crops {self.name!r}: {n:,} of {size} {self.images.dtype} ({', '.join(self.channels)})"
 
 
 def channel_table(channels: Sequence[str]) -> pd.DataFrame:
-    """Return the ``var`` table of an AnnData with images: one row per channel, with the names of the channels."""
+    """Return the table ``var`` for an AnnData with images, which has one row per channel with its name."""
     return pd.DataFrame({"channels": channels}, index=pd.Index(channels).astype(str))
 
 
 def crops_from_anndata(adata: AnnData, image_key: str, name: str = "cells", channels: Channels | None = None) -> Crops:
-    """Return the images and the table of an AnnData as crops.
+    """Return :class:`Crops` with the images of an AnnData and its table of cells, ``obs``.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def crops_from_anndata(adata: AnnData, image_key: str, name: str = "cells", chan
     name
         Name of the crops in error messages.
     channels
-        Channels to use, by name or number. Default: all channels that are not masks.
+        Channels to use, by name or number. Default: all channels that scPortrait does not mark as segmentation masks.
 
     Raises
     ------
@@ -155,7 +155,7 @@ def _crops_from_source(
 
 
 def select_channels(crops: Crops, channels: Channels | None) -> Crops:
-    """Return crops with only the given channels, see :func:`chosen_channels`. Default: all channels."""
+    """Return crops with only the requested image channels (default: all), see :func:`resolve_channels`."""
     if channels is None:
         return crops
     places, names = resolve_channels(crops.channels, channels, crops.name)
@@ -174,7 +174,8 @@ def read_crops(
 ) -> Crops:
     """Read crops from a file or folder, ready for :func:`write_screen`.
 
-    Images are read from disk when they are needed. Only the arrays of an ``.npz`` are loaded into memory at once.
+    Images are read from disk when they are needed, with one exception: the arrays of an ``.npz`` file are loaded into
+    memory immediately.
 
     Parameters
     ----------
@@ -199,7 +200,7 @@ def read_crops(
         - images with names (names of the cells of an AnnData, paths of the files of a folder, UIDs of an LMDB): rows
           are matched by name, which may be in the index or in any column;
         - images of an AnnData and a table without names: row i describes image i, and a message states this;
-        - arrays, which have no names: row i describes image i.
+        - images of ``.npy`` and ``.npz`` files, which have no names: row i describes image i.
     image_key
         Key of the images in an AnnData or ``.npz``.
     file_columns
@@ -233,8 +234,8 @@ def read_crops(
     ImportError
         If the format requires a package that is not installed (``lmdb``, ``pyarrow`` or ``hdf5plugin``).
     KeyError, TypeError, ValueError
-        If the file is of another kind (the message names the function that reads it), if it is truncated, if it holds
-        no images, or if its images and its table do not match.
+        If the file holds data other than crops (the message names the function that reads such data), if it is
+        truncated, or if images and table do not match.
 
     Warns
     -----
@@ -274,14 +275,16 @@ def read_crops(
 
 
 class CentredSource:
-    """Images that are padded with zeros or cut around their centre to a given size.
+    """Source of images that pads the images of another source with zeros, or cuts them around their centre.
+
+    All images get the given size.
 
     Parameters
     ----------
     source
-        Images, shape ``(N, C, h, w)``.
+        Source of the original images, with shape ``(N, C, h, w)``.
     size
-        Height and width of the result, in pixels.
+        Height and width after padding or cutting, in pixels.
     """
 
     def __init__(self, source: ImageSource, size: tuple[int, int]) -> None:
@@ -292,14 +295,20 @@ class CentredSource:
         self.chunk_rows = getattr(source, "chunk_rows", 1)
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the images of the given rows, in the given order, as an array that may be modified."""
+        """Return the images of the cells in the given rows, in the order of these rows.
+
+        The caller may modify the array.
+        """
         out = allocate_output(self, rows, out)
         out[...] = pad_or_crop(self.source.read(rows), self.shape[2:])
         return out
 
 
 def _read_anndata(path: Path, image_key: str, channels: Channels | None) -> Crops:
-    """Read crops from an AnnData file: contiguous HDF5 datasets are memory-mapped, others read from disk by row."""
+    """Read crops from an AnnData file, without loading the images.
+
+    Images in a contiguous HDF5 dataset are memory-mapped. Other images are read from disk by row.
+    """
     import zarr
 
     group = open_store(path)
@@ -311,7 +320,7 @@ def _read_anndata(path: Path, image_key: str, channels: Channels | None) -> Crop
 
 
 def open_store(path: str | os.PathLike[str] | Store) -> h5py.File | zarr.Group:
-    """Open an AnnData file in HDF5 or Zarr for reading, without loading it.
+    """Open an AnnData file in HDF5 or Zarr for reading, without loading its content.
 
     Parameters
     ----------
@@ -321,7 +330,7 @@ def open_store(path: str | os.PathLike[str] | Store) -> h5py.File | zarr.Group:
     Raises
     ------
     FileNotFoundError, ValueError
-        If nothing exists at ``path``, or if it is truncated or of another kind.
+        If nothing exists at ``path``, or if the file is truncated or no AnnData.
     """
     if isinstance(path, (str, os.PathLike)) and "://" not in str(path):
         path = local_path(path)
@@ -342,14 +351,16 @@ def open_store(path: str | os.PathLike[str] | Store) -> h5py.File | zarr.Group:
 
 
 def find_images(group: h5py.File | zarr.Group, path: Any, image_key: str) -> Images:
-    """Return the images of a store, without loading them; a contiguous HDF5 dataset is memory-mapped.
+    """Return the images of an opened AnnData file, without loading them.
+
+    Images in a contiguous HDF5 dataset are memory-mapped.
 
     Raises
     ------
     KeyError
         If ``obsm`` has no images at ``image_key``. The message suggests other keys that hold images.
     """
-    obsm: Any = group["obsm"] if "obsm" in group else {}
+    obsm: Any = group.get("obsm", {})
     if "obs" not in group or not hasattr(obsm.get(image_key), "shape"):
         msg = f"{path} has no images at obsm[{image_key!r}]; its obsm keys are: {', '.join(obsm) or 'none'}."
         others = [key for key in obsm if len(getattr(obsm[key], "shape", ())) == 4]
@@ -368,23 +379,23 @@ def find_images(group: h5py.File | zarr.Group, path: Any, image_key: str) -> Ima
 
 
 def read_tables(group: h5py.File | zarr.Group, *on_disk: str) -> dict[str, Any]:
-    """Read ``obs``, ``var``, ``uns`` and ``obsm`` of an AnnData file.
+    """Read ``obs``, ``var``, ``uns`` and ``obsm`` of an opened AnnData file.
 
-    Entries of ``obsm`` that are named in ``on_disk`` are skipped. Zarr arrays of ``obsm`` above 1 GiB are returned
-    unread.
+    Entries of ``obsm`` whose key is in ``on_disk`` are skipped. Zarr arrays in ``obsm`` that are larger than 1 GiB are
+    returned without loading them.
     """
     import zarr
     from anndata.io import read_elem
 
     parts = {name: read_elem(group[name]) for name in ANNDATA_TABLES if name in group}
-    obsm: Any = group["obsm"] if "obsm" in group else {}
+    obsm: Any = group.get("obsm", {})
     others = {key: obsm[key] for key in obsm if key not in on_disk}
     large = {key for key, part in others.items() if isinstance(part, zarr.Array) and part.nbytes > _MAX_LOADED_BYTES}
     return parts | {"obsm": {key: part if key in large else read_elem(part) for key, part in others.items()}}
 
 
 def _read_arrays(path: Path, image_key: str) -> Crops:
-    """Read crops from a ``.npy`` or ``.npz`` file."""
+    """Read crops from the numpy arrays in a ``.npy`` or ``.npz`` file."""
     try:
         if path.suffix == ".npy":
             images = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -412,7 +423,7 @@ def _read_arrays(path: Path, image_key: str) -> Crops:
 
 
 def _read_image_table(path: Path, columns: list[str], root: Path, fit: Fit | None) -> Crops:
-    """Read crops from a table with columns of paths of image files."""
+    """Read crops from image files whose paths are in columns of a table, and keep the other columns as ``obs``."""
     table = _load_table(path)
     missing = [column for column in columns if column not in table]
     if missing:
@@ -441,7 +452,8 @@ def _read_image_table(path: Path, columns: list[str], root: Path, fit: Fit | Non
 def _read_image_folder(path: Path, fit: Fit | None) -> Crops:
     """Read crops from a folder of images, one file per cell.
 
-    The folder that contains an image becomes the label of the cell. Folders above it, if any, become further columns.
+    The name of the folder that contains an image becomes the label of the cell. Names of the folders above it, if any,
+    become further columns of ``obs``.
     """
     found = sorted(
         Path(place, name).relative_to(path)
@@ -463,38 +475,43 @@ def _read_image_folder(path: Path, fit: Fit | None) -> Crops:
 
 
 def _load_table(table: str | os.PathLike[str] | pd.DataFrame) -> pd.DataFrame:
-    """Return a table, read from its file if necessary, with the names of the cells as text in its index."""
+    """Return a table of cells. If it is read from a file, its index holds the names of the cells as text."""
     if isinstance(table, pd.DataFrame):
         return table
     found = read_table_file(table)
-    if len(found.columns) and found.columns[0] == _UNNAMED_COLUMN:  # where obs.to_csv() writes the names of cells
+    if len(found.columns) and found.columns[0] == _UNNAMED_COLUMN:  # names of cells, written by obs.to_csv()
         found = found.set_index(_UNNAMED_COLUMN).rename_axis(None)
     return found.set_axis(found.index.astype(str))
 
 
 def _table_without_names(n: int) -> pd.DataFrame:
-    """Return a table without columns whose rows are named by their number."""
+    """Return a table without columns for ``n`` cells, whose names are the row numbers as text."""
     return pd.DataFrame(index=pd.RangeIndex(n).astype(str))
 
 
 def _replace_table(crops: Crops, table: pd.DataFrame, kind: str) -> Crops:
-    """Replace the table of crops by another one, with rows matched by name if the crops have names."""
+    """Replace the table of crops by a table from the user.
+
+    If the images have names, rows of the new table are matched to images by name. Otherwise, they are in the order of
+    the images.
+    """
     found, names = replace(crops, obs=table), crops.obs.index
     named = kind in ("anndata", "image_folder", "lmdb") or not _has_default_names(names)
     if not named:
         return found
-    # the author of a table cannot know the order in which files or keys of a database are listed
+    # the author of a table may know the order of the cells in an AnnData, but not the order in which files of a folder
+    # or keys of a database are listed
     ordered = kind not in ("image_folder", "lmdb")
     return replace(found, obs=_match_rows(names, table, crops.name, ordered=ordered))
 
 
 def _has_default_names(names: pd.Index) -> bool:
-    """Return whether the names of rows are only their numbers, counted from 0."""
+    """Return whether the rows of a table are only named by their row numbers, counted from 0."""
     return bool((names.astype(str) == np.arange(len(names)).astype(str)).all())
 
 
 def _match_rows(names: pd.Index, table: pd.DataFrame, path: str, *, ordered: bool) -> pd.DataFrame:
-    """Sort the rows of a table into the order of the images, and name them like the images.
+    """Sort the rows of a table into the order of the images, and name the rows like the images.
 
     Names of images are searched in the index of the table and in all columns of text or integers.
 
@@ -503,18 +520,18 @@ def _match_rows(names: pd.Index, table: pd.DataFrame, path: str, *, ordered: boo
     names
         Names of the N images.
     table
-        Table with N rows.
+        Table with N rows, from the user.
     path
         File or folder of the images, for messages.
     ordered
-        Whether the author of a table can know the order of the images. If so, and if the table has no names, its rows
-        are taken to be in the order of the images, and a message states this.
+        Whether the author of the table can know the order of the images. If so, and if the table does not hold the
+        names of the images, its rows are taken to be in the order of the images, and a message states this.
 
     Raises
     ------
     ValueError
-        If no column holds exactly the names of the images, if two columns hold them in different orders, or if the
-        table has no names and ``ordered`` is false.
+        If no column holds exactly the names of the images (unless rows are taken to be in the order of the images), or
+        if two columns hold the names in different orders.
     """
     names = names.astype(str)
     if names.equals(table.index.astype(str)):
@@ -524,7 +541,7 @@ def _match_rows(names: pd.Index, table: pd.DataFrame, path: str, *, ordered: boo
         for place, values in _candidate_name_columns(table)
         if (rows := _rows_of_names(names, values)) is not None
     }
-    if len(found) > 1 and _has_default_names(table.index):  # numbers that pandas has generated
+    if len(found) > 1 and _has_default_names(table.index):  # the index holds row numbers of pandas, not names of images
         found.pop("the index", None)
     if found:
         (first, rows), *others = found.items()
@@ -547,7 +564,10 @@ def _match_rows(names: pd.Index, table: pd.DataFrame, path: str, *, ordered: boo
 
 
 def _candidate_name_columns(table: pd.DataFrame) -> Iterator[tuple[str, pd.Index]]:
-    """Iterate over the index and the columns that may hold names of images, as text, each with its description."""
+    """Iterate over the index and the columns of a table that may hold names of images.
+
+    Yield a description of the index or column, for messages, and its values as text.
+    """
     yield "the index", table.index.astype(str)
     for number, column in enumerate(table):
         if table.dtypes.iloc[number].kind not in "fbmM":
@@ -555,7 +575,10 @@ def _candidate_name_columns(table: pd.DataFrame) -> Iterator[tuple[str, pd.Index
 
 
 def _rows_of_names(names: pd.Index, values: pd.Index) -> np.ndarray | None:
-    """Return, for each name, its position in ``values``; `None` unless both hold the same unique names."""
+    """Return the position of each image name in ``values``.
+
+    `None` is returned unless ``names`` and ``values`` hold the same names, each of them once.
+    """
     if not names.is_unique or values[0] not in names:
         return None
     places = names.get_indexer(values)

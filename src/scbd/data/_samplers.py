@@ -1,8 +1,9 @@
-"""Samplers that draw the cells of each batch.
+"""Samplers that draw the cells of each training batch.
 
-A contrastive loss compares the cells inside a batch, so that the choice of cells for a batch is part of the method.
-Samplers yield one array of row numbers per batch. A batch depends only on the data, the settings, the seed, the step
-and the rank. A resumed run therefore continues exactly, given the step to start from.
+A contrastive loss compares the cells of a batch with each other, so that the choice of these cells is part of the
+method. Samplers yield one array of row numbers (one row per cell) per batch. A batch depends only on the data, the
+settings, the seed, the training step and the number of the process in distributed training. If training is resumed at
+some step, the sampler therefore yields exactly the batches of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -15,35 +16,39 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# number of stretches of consecutive cells per perturbation: a single stretch would be read fastest, but the same cells
-# would always share a batch
+# Number of stretches of consecutive rows in which the cells of a perturbation are drawn for a batch. A single stretch
+# would be read fastest from disk, but cells in adjacent rows would then always be in a batch together.
 _N_STRETCHES = 4
-# number of standard deviations above chance at which adjacent cells share a label too often; high, since a table has
-# many labels
+# Threshold of the test for a random order of rows. Adjacent cells share a label too often if the number of such pairs
+# exceeds the number expected by chance by more than this number of standard deviations. The threshold is high, since
+# many labels are tested.
 _MAX_Z_SCORE = 4.0
-# number of parts into which the range of an ordered variable is divided; few, so that each part has many cells
+# Number of intervals into which the values of a continuous covariate are divided, so that they can be tested like
+# labels. The number is small, so that each interval has many cells.
 _N_RANK_BINS = 8
 
 
 class BatchSampler(ABC):
-    """Batches of row numbers for a fixed number of steps.
+    """Base class of samplers, which yield one array of row numbers (one row per cell) for each batch.
 
     Parameters
     ----------
     rows
-        Row numbers to draw from.
+        Row numbers of the cells to draw from.
     batch_size
-        Number of cells per batch, over all ranks together.
+        Number of cells per batch. In distributed training, the cells of all processes are counted together.
     n_steps
-        Total number of steps, including the steps before ``start``. Default: one epoch.
+        Total number of batches, including the batches before ``start``. Default: the number of complete batches in one
+        pass over the cells.
     seed
         Seed of all random choices.
     start
-        First step to yield, for a run that is resumed.
+        Number of the first batch to yield, counted from 0, if training is resumed.
     rank, world_size
-        Rank of this process, and number of processes. Each process yields every ``world_size``-th cell of a batch,
-        beginning with cell ``rank``. All processes then have cells of all perturbations, and statistics that a process
-        computes from its own cells (as in BatchNorm) reveal no perturbation.
+        Number of this process in distributed training, counted from 0, and total number of processes. Each process
+        yields every ``world_size``-th cell of a batch, beginning with cell number ``rank``. Each process then has cells
+        of all perturbations in the batch. Statistics that a process computes from its own cells, such as the mean in
+        BatchNorm, therefore carry no information on the perturbation.
 
     Raises
     ------
@@ -89,14 +94,17 @@ class BatchSampler(ABC):
 
     @abstractmethod
     def batch(self, step: int) -> np.ndarray:
-        """Return the row numbers of the batch of a step, over all ranks together, int64 ``(batch_size,)``."""
+        """Return the row numbers of the batch of a training step, int64 ``(batch_size,)``.
+
+        In distributed training, the array includes the cells of all processes.
+        """
 
 
 class ShuffleSampler(BatchSampler):
-    """Batches of randomly shuffled cells.
+    """Sampler that shuffles all cells in each epoch and divides them into batches.
 
-    Each epoch is a new permutation of the rows. The last batch of an epoch is dropped if it is incomplete. A cell may
-    be the only one of its perturbation in a batch; in batches of :class:`PerturbationSampler`, each cell has a partner.
+    The last batch of an epoch is dropped if it is incomplete. Perturbations are not considered, so that a cell may be
+    the only one of its perturbation in a batch. :class:`PerturbationSampler` avoids this.
 
     Examples
     --------
@@ -108,7 +116,7 @@ class ShuffleSampler(BatchSampler):
     _epoch = -1
 
     def batch(self, step: int) -> np.ndarray:
-        """Return the row numbers of the batch of a step, over all ranks together."""
+        """Return the row numbers of the batch of a training step, including the cells of all processes."""
         epoch, index = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._order = np.random.default_rng([self.seed, epoch]).permutation(self.rows)
@@ -117,46 +125,49 @@ class ShuffleSampler(BatchSampler):
 
 
 class PerturbationSampler(BatchSampler):
-    """Batches of P perturbations with K cells each, so that every cell has partners of its perturbation.
+    """Sampler of batches of P perturbations with K cells each.
 
-    This is the sampling scheme of the paper (appendix A):
+    Every cell of a batch has at least one other cell of its perturbation in the batch, that is, a positive pair for the
+    contrastive loss. This is the sampling scheme of the paper (appendix A):
 
-    - P perturbations are drawn without replacement, each in proportion to its number of cells.
-    - ``K = batch_size / P`` (rounded up) different cells are drawn from each perturbation.
+    - P perturbations are drawn without replacement, with probabilities in proportion to their numbers of cells.
+    - ``K = batch_size / P`` (rounded up) different cells are drawn from each of these perturbations.
     - A perturbation with fewer than K cells contributes all its cells, and further perturbations fill the batch. No
-      cell is twice in a batch, since it would be its own positive.
-    - The last perturbation contributes the cells that are still missing, but at least two cells. If only one cell is
-      missing, another perturbation contributes one cell fewer. If the others have two cells each, a larger perturbation
-      contributes three cells.
-    - Perturbations with a single cell are excluded, since they have no pair to contrast.
+      cell is twice in a batch, since it would form a positive pair with itself.
+    - The last perturbation that is drawn contributes the cells that the batch still lacks, but at least two cells. If
+      the batch lacks only one cell, another perturbation contributes one cell fewer. If all other perturbations in the
+      batch contribute only two cells, a perturbation with more cells contributes three.
+    - Perturbations with a single cell are excluded, since a single cell forms no positive pair.
 
     A perturbation contributes at most about K cells to a batch, however many cells it has. Cells of large perturbations
-    are therefore seen less often than other cells. For example, let controls be 15 % of the cells, with 1,000
-    perturbations and P = 64. The controls are then in every batch, but only 1.6 % of its cells are controls. This is
-    the scheme of the paper; :class:`ShuffleSampler` shows all cells equally often.
+    are therefore drawn less often than other cells. For example, with 1,000 perturbations and P = 64, let 15 % of all
+    cells be controls. Controls are then in every batch, but they are only 1.6 % (1 / 64) of its cells.
+    :class:`ShuffleSampler` draws all cells equally often.
 
     Parameters
     ----------
     rows
-        Row numbers to draw from.
+        Row numbers of the cells to draw from.
     batch_size
         Number of cells per batch.
     labels
-        Perturbation codes of these rows, integers of the same length.
+        Perturbation code of each cell in ``rows``, integers of the same length.
     perturbations_per_batch
-        P. A number larger than the number of perturbations takes all perturbations.
+        Number P of perturbations per batch. If it exceeds the number of perturbations with at least two cells, all of
+        these are used.
     neighbours
-        Draw the K cells as four stretches of consecutive rows at random positions, instead of K independent rows. If
-        rows are stored sorted by perturbation and shuffled within each perturbation, reading a perturbation from disk
-        takes four reads instead of K. Over a run, a cell shares batches with nearly as many different cells.
+        If true, the K cells of a perturbation are drawn as four stretches of consecutive rows at random positions. If
+        false, they are K independent rows. Stretches suit data on disk whose rows are sorted by perturbation and
+        shuffled within each perturbation: K cells then take four reads instead of K. Over a whole training run, a cell
+        is in a batch together with nearly as many different cells as with independent rows.
     **kwargs
-        See :class:`BatchSampler`.
+        Further arguments of :class:`BatchSampler`.
 
     Raises
     ------
     ValueError
-        If no perturbation has two cells, if the perturbations cannot fill a batch with K cells each, or if
-        ``batch_size`` is odd and all perturbations have two cells.
+        If no perturbation has two cells, if the perturbations have too few cells to fill a batch with K cells each, or
+        if ``batch_size`` is odd and no perturbation has more than two cells.
 
     Examples
     --------
@@ -202,28 +213,51 @@ class PerturbationSampler(BatchSampler):
             raise ValueError(msg)
 
     def batch(self, step: int) -> np.ndarray:
-        """Return the row numbers of the batch of a step, grouped by perturbation, over all ranks together."""
+        """Return the row numbers of the batch of a training step, grouped by perturbation.
+
+        In distributed training, the array includes the cells of all processes.
+        """
         rng = np.random.default_rng([self.seed, step])
-        # exponential waiting times with rates n, sorted, draw perturbations in proportion to n without replacement
+        # draw perturbations without replacement, with probabilities in proportion to their numbers n of cells: sorting
+        # them by exponential random times with rates n is equivalent
         groups, counts = self._fill(np.argsort(rng.exponential(size=len(self._sizes)) / self._sizes))
         sizes = self._sizes[groups]
         if not self._neighbours:
             cells = [rng.choice(n, size=k, replace=False, shuffle=False) for n, k in zip(sizes, counts, strict=True)]
             return self._rows_of(groups, cells)
         drawn = self._rows_of(groups, _draw_stretches(rng, sizes, counts))
-        # a rank takes every world_size-th place: order the cells of a perturbation such that consecutive rows go to one
-        # rank
+        # in distributed training, a process takes every world_size-th cell of the batch: order the cells of a
+        # perturbation such that one process gets consecutive rows, which are read faster
         places = np.lexsort([np.arange(len(drawn)) % self.world_size, np.repeat(np.arange(len(groups)), counts)])
         batch = np.empty_like(drawn)
         batch[places] = drawn
         return batch
 
     def _rows_of(self, groups: np.ndarray, cells: list[np.ndarray]) -> np.ndarray:
-        """Return the row numbers of the drawn cells, given by their positions in each perturbation."""
+        """Return the row numbers of drawn cells, concatenated over perturbations.
+
+        Parameters
+        ----------
+        groups
+            Numbers of the drawn perturbations.
+        cells
+            For each of these perturbations, the positions of the drawn cells among the cells of the perturbation.
+        """
         return np.concatenate([self._groups[g][some] for g, some in zip(groups, cells, strict=True)])
 
     def _fill(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first perturbations of ``order`` that fill a batch, and how many cells (at least two) of each."""
+        """Choose the perturbations of a batch, and the number of cells that each contributes.
+
+        Parameters
+        ----------
+        order
+            Numbers of all perturbations in the random order in which they were drawn.
+
+        Returns
+        -------
+        Numbers of the first perturbations in this order that together fill the batch, and the number of cells to draw
+        from each, which is at least two.
+        """
         counts = np.minimum(self._sizes[order], self.cells_per_perturbation)
         n = int(np.searchsorted(np.cumsum(counts), self.batch_size)) + 1
         groups, counts = order[:n].copy(), counts[:n]
@@ -234,8 +268,9 @@ class PerturbationSampler(BatchSampler):
             counts[np.flatnonzero(counts > 2)[-1]] -= 1
             counts[-1] = 2
             return groups, counts
-        # All perturbations have two cells, except the last with one. Drop the last one, and take three cells of a
-        # larger perturbation: one that is in the batch, or else one that replaces another.
+        # Here all perturbations of the batch contribute two cells, except the last, which would contribute only one.
+        # Drop the last perturbation, and take three cells from a perturbation with more than two cells. If no such
+        # perturbation is in the batch, it replaces one with two cells.
         larger, groups = order[self._sizes[order] > 2][0], groups[:-1]
         if larger not in groups:
             groups[-1] = larger
@@ -243,33 +278,35 @@ class PerturbationSampler(BatchSampler):
 
 
 def _draw_stretches(rng: np.random.Generator, sizes: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    """Draw cells from each group, as up to four stretches of consecutive cells per group.
+    """Draw cells from each of G perturbations, as at most four stretches of consecutive cells per perturbation.
 
-    All cells of a group are drawn with equal probability.
+    All cells of a perturbation are drawn with equal probability. To this end, its cells are treated as a ring, in which
+    the first cell follows the last.
 
     Parameters
     ----------
     rng
         Random generator.
     sizes
-        Number of cells per group, int64 ``(G,)``. Each group is a ring: its first cell follows its last.
+        Number of cells of each perturbation, int64 ``(G,)``.
     counts
-        Number of different cells to draw per group, at most the size of the group, int64 ``(G,)``. Up to four cells are
-        drawn one by one, five or more in stretches.
+        Number of different cells to draw from each perturbation, at most its number of cells, int64 ``(G,)``. Up to
+        four cells are drawn as single cells, five or more as stretches.
 
     Returns
     -------
-    For each group the positions of the drawn cells in the group, stretch after stretch, int64 ``(counts[g],)``.
+    One int64 array ``(counts[g],)`` per perturbation: the positions of the drawn cells among its cells, one stretch
+    after the other.
     """
     number = np.arange(_N_STRETCHES)
     longest = -(-counts[:, None] // _N_STRETCHES)
     lengths = np.clip(counts[:, None] - number * longest, 0, longest)
     before = np.cumsum(lengths, axis=1) - lengths
-    # the stretches and the cells that are not drawn are arranged in random order, beginning at a random cell of the
-    # ring
+    # Place the stretches at random positions that do not overlap: choose random slots in a row that consists of the
+    # stretches and the cells that are not drawn, and let this row begin at a random cell of the ring.
     free = sizes - counts
     slots = np.empty_like(lengths)
-    for i in number:  # draw different slots with Floyd's algorithm
+    for i in number:  # Floyd's algorithm draws slots at random without drawing one twice
         drawn = rng.integers(free + i + 1)
         taken = (slots[:, :i] == drawn[:, None]).any(axis=1)
         slots[:, i] = np.where(taken, free + i, drawn)
@@ -280,26 +317,30 @@ def _draw_stretches(rng: np.random.Generator, sizes: np.ndarray, counts: np.ndar
 
 
 def are_rows_mixed(y: np.ndarray, labels: Iterable[np.ndarray]) -> bool:
-    """Return whether the cells of a perturbation are adjacent rows that are shuffled with respect to all labels.
+    """Test whether rows are sorted by perturbation, and in random order within each perturbation.
 
-    The test counts the adjacent cells of a perturbation that have the same label. If the rows are shuffled within
-    perturbations, the mean and the variance of this count are known exactly, from the theory of the number of runs. A
-    label fails the test if the count exceeds its mean by more than four standard deviations plus one pair. In a
-    shuffled table, about one label in 30,000 fails by chance.
+    If they are, a stretch of consecutive rows of a perturbation is as good for a batch as random cells of the
+    perturbation, and is read faster. If cells of a well were stored in adjacent rows instead, positive pairs of the
+    contrastive loss would mostly come from one well, and the model would learn little across wells.
+
+    The order is tested for each given label, such as the well. The statistic is the number of pairs of adjacent cells
+    of a perturbation that have the same label. Its mean and variance under a random order are known exactly, from the
+    theory of the number of runs. A label fails the test if the statistic exceeds its mean by more than four standard
+    deviations plus 1. If rows are in random order, about one label in 30,000 fails.
 
     Parameters
     ----------
     y
-        Codes of the perturbation in the order of the rows, int64 ``(N,)``.
+        Perturbation code of each row, int64 ``(N,)``.
     labels
-        Codes of the labels that should differ between partners in a batch, such as environment, guide and plate;
-        non-negative int64 ``(N,)`` each. The iterable is consumed only up to the first label that fails the test.
+        Labels in which the cells of a perturbation in a batch should differ, such as environment, guide and plate. Each
+        label is an array of non-negative codes, int64 ``(N,)``. The iterable is consumed only up to the first label
+        that fails the test.
 
     Returns
     -------
-    True if consecutive cells of a perturbation are as suitable for a batch as random ones. If cells of a well were
-    stored together instead, they would be each other's partners, and little would be learned across wells. The result
-    is also False if all perturbations have a single cell.
+    True if the rows of each perturbation are adjacent and no label fails the test. False also if each perturbation has
+    only one cell.
 
     References
     ----------
@@ -313,30 +354,35 @@ def are_rows_mixed(y: np.ndarray, labels: Iterable[np.ndarray]) -> bool:
 
 
 def bin_ranks(numbers: np.ndarray | None) -> Iterator[np.ndarray]:
-    """Yield a label for each column of ranks: the eighth of the range in which each rank lies, int64 ``(N,)``.
+    """Divide the ranks of each continuous covariate into eight intervals, and yield the interval of each cell.
+
+    Each covariate gives one array of interval numbers from 0 to 7, int64 ``(N,)``, which can be used like label codes.
 
     Parameters
     ----------
     numbers
-        Rank of each cell in K ordered variables, from 0, int64 ``(N, K)``; `None` if there are no such variables.
+        K continuous covariates of N cells, int64 ``(N, K)``. Each value is given as its rank, from 0, among the
+        different values of the covariate. `None` if there are no covariates.
     """
     for places in () if numbers is None else numbers.T:
         yield places * _N_RANK_BINS // (places.max() + 1)
 
 
 def _is_mixed(label: np.ndarray, same: np.ndarray, group: np.ndarray, n: np.ndarray) -> bool:
-    """Return whether adjacent cells of a group share a label no more often than by chance (:func:`are_rows_mixed`).
+    """Return whether adjacent cells of a perturbation have the same label no more often than by chance.
+
+    The test is described in :func:`are_rows_mixed`.
 
     Parameters
     ----------
     label
-        Codes of the label, non-negative int64 ``(N,)``.
+        Label code of each cell, such as its well, non-negative int64 ``(N,)``.
     same
-        Boolean ``(N - 1,)``: true where a cell and the next are in the same group.
+        Boolean ``(N - 1,)``: true where a cell and the cell in the next row have the same perturbation.
     group
-        Group of each cell, from 0, int64 ``(N,)``.
+        Perturbation code of each cell, from 0, int64 ``(N,)``.
     n
-        Number of cells per group, float.
+        Number of cells of each perturbation, float.
     """
     n_codes = int(label.max()) + 1
     pairs, counts = np.unique(group * n_codes + label, return_counts=True)

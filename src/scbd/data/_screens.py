@@ -1,4 +1,7 @@
-"""Screens on disk: Zarr stores with shards and checksums, written once in blocks and read by row."""
+"""Reading, writing and verification of whole screens, that is, the images of all cells with their table.
+
+Screens are written once, in blocks of rows, as Zarr stores with checksums, and are read row by row in training.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +60,10 @@ if TYPE_CHECKING:
 
     Plate: TypeAlias = Crops | AnnData | str | os.PathLike[str]
 
-# number of bytes in a block of rows, which is written at once as one file of the store
+# number of bytes (before compression) of the images in a block of rows, which is one file of the stored screen
 _BLOCK_BYTES = 64 * 2**20
-# number of bytes of images that are read and converted at once: few enough for the caches of the CPU and for memory
+# Number of bytes of images that are read from a plate and converted at once. The number is small, so that the images
+# fit into the caches of the CPU and take little memory.
 _CONVERTED_BYTES = 8 * 2**20
 
 
@@ -70,15 +74,18 @@ def open_screen(
     layer: str | None = None,
     obsm_key: str | None = None,
 ) -> AnnData:
-    """Open an ``.h5ad`` file or a Zarr store of any size, without loading its images or features if possible.
+    """Open a screen, that is, an ``.h5ad`` file or a Zarr store with the images or features of all cells.
 
-    Tables are loaded into memory. Images and features are treated as follows:
+    The screen may be larger than memory, since its images or features stay on disk if possible.
+    The tables of cells and channels are loaded into memory. The images, or the features if requested, are opened
+    according to the file:
 
-    - ``.h5ad`` file without compression or chunks: memory-mapped (:class:`numpy.memmap`).
-    - Zarr store: left on disk as a :class:`zarr.Array`, which models read with :class:`ZarrSource`.
-    - Other ``.h5ad`` file: loaded into memory.
+    - ``.h5ad`` file that stores them without compression and chunks: memory-mapped (:class:`numpy.memmap`).
+    - Zarr store: not loaded, but kept as a :class:`zarr.Array`, which models read with :class:`ZarrSource`.
+    - ``.h5ad`` file that stores them with compression or in chunks: loaded into memory.
 
-    Write results to another path: writing an opened screen over itself destroys its images.
+    Do not write the opened screen to the path that it was opened from, since this destroys its images. Write it to
+    another path.
 
     Parameters
     ----------
@@ -88,20 +95,22 @@ def open_screen(
     image_key
         Key of the images in ``obsm``.
     layer, obsm_key
-        Open features in place of images: name of their layer (``"X"`` for ``X``), or their key in ``obsm``.
+        Place of features to open in place of the images. ``layer`` is the name of a layer, or ``"X"`` for the matrix
+        ``X``. ``obsm_key`` is a key of ``obsm``. Default: open the images.
 
     Returns
     -------
-    AnnData with the images or features. Other layers are not opened, and neither is ``X`` unless it holds the features.
+    AnnData with the images or the requested features. No other layer is opened, and ``X`` only if it holds these
+    features.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     ValueError
-        If the file is truncated or of another kind, or if the features are not a dense array.
+        If the file is truncated or not an AnnData file, or if the features are not a dense array.
     KeyError
-        If the file has no such images or features.
+        If the file has no images or features at the given place.
 
     Warns
     -----
@@ -110,7 +119,7 @@ def open_screen(
 
     Examples
     --------
-    >>> adata.write_h5ad("screen.h5ad")  # without compression, so that images can be mapped
+    >>> adata.write_h5ad("screen.h5ad")  # without compression, so that the images can be memory-mapped
     >>> screen = scbd.data.open_screen("screen.h5ad")
     >>> screen.obsm["single_cell_images"].shape
     (240, 4, 32, 32)
@@ -133,23 +142,27 @@ def open_screen(
 
 
 def _open_features(group: Any, path: Any, layer: str | None, obsm_key: str | None) -> AnnData:
-    """Open the dense features of a store, see :func:`open_screen`.
+    """Open the features of cells in an AnnData file, without its images, as described in :func:`open_screen`.
 
     Parameters
     ----------
     group
-        Opened HDF5 file or Zarr group.
+        AnnData file, opened as an HDF5 file or a Zarr group.
     path
-        Path of the store, for error messages.
+        Path of the file, for error messages.
     layer, obsm_key
-        Place of the features. If ``layer`` is `None`, they are at ``obsm_key``.
+        Place of the features: layer ``layer`` (``"X"`` for ``X``), or ``obsm[obsm_key]`` if ``layer`` is `None`.
+
+    Returns
+    -------
+    AnnData with the features. An array is left on disk (Zarr) or memory-mapped (HDF5) if possible; a table is loaded.
 
     Raises
     ------
     KeyError
         If there are no features at this place.
     ValueError
-        If the features are not a dense array or a table.
+        If the features are neither a dense array nor a table, for example a sparse matrix.
     """
     from anndata.io import read_elem
 
@@ -175,7 +188,9 @@ def _open_features(group: Any, path: Any, layer: str | None, obsm_key: str | Non
 
 
 def open_embedding(path: str | os.PathLike[str]) -> AnnData:
-    """Load embeddings that ``embed_to`` has written, or that another AnnData file holds, into memory.
+    """Load the embeddings of cells from a file into memory.
+
+    The file was written by the model method ``embed_to``, or is any other AnnData file with embeddings in ``obsm``.
 
     Parameters
     ----------
@@ -184,14 +199,15 @@ def open_embedding(path: str | os.PathLike[str]) -> AnnData:
 
     Returns
     -------
-    AnnData with the table of cells in ``obs`` and the embeddings in ``obsm``. Functions of ``scbd.metrics`` accept it.
+    AnnData with the table of cells in ``obs`` and the embeddings in ``obsm``. The functions of ``scbd.metrics`` accept
+    this object.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file or folder.
     ValueError
-        If the file is damaged or of another kind.
+        If the file is damaged or not an AnnData file.
 
     Examples
     --------
@@ -207,25 +223,25 @@ def open_embedding(path: str | os.PathLike[str]) -> AnnData:
 
 
 def verify_screen(path: str | os.PathLike[str]) -> None:
-    """Verify the checksums of a whole screen or embedding that scbd has written.
+    """Verify that the files of a screen or of embeddings are complete and undamaged, by their checksums.
 
     Parameters
     ----------
     path
-        Path of a store written by :func:`write_screen` or ``embed_to``.
+        Path of a Zarr store that :func:`write_screen` or the model method ``embed_to`` has written.
 
     Raises
     ------
     FileNotFoundError
         If there is no such store.
     ValueError
-        If blocks are damaged or missing (the message names the files and their rows), if the tables differ from what
-        was written, or if the store has no checksums.
+        If files of images or embeddings are damaged or missing (the message names the files and their rows), if the
+        tables were changed after writing, or if the store has no checksums because it was written by another program.
 
     Examples
     --------
     >>> screen = scbd.data.write_screen("screen.zarr", adata, y_key="gene")
-    >>> scbd.data.verify_screen("screen.zarr")  # silent: everything is as it was written
+    >>> scbd.data.verify_screen("screen.zarr")  # no output and no error: the screen is undamaged
     """
     path = local_path(path)
     group = open_store(path)
@@ -265,73 +281,76 @@ def write_screen(
     compression: Literal["lz4", "zstd"] | None = None,
     seed: int = 0,
 ) -> AnnData:
-    """Write plates of crops into one screen, to be opened with :func:`open_screen`.
+    """Write the crops of one or several plates into one screen on disk, to be opened with :func:`open_screen`.
 
-    Rows are sorted by perturbation and shuffled within each perturbation, across all plates. For a batch, the cells of
-    a perturbation can then be read as a few stretches of consecutive rows, which come from different wells. All plates
-    must therefore be given at once. To add a plate later, write the old screen and the new plate to a new path.
+    The screen has one row per cell. Rows are sorted by perturbation, and the cells of a perturbation are in random
+    order across all plates. For a training batch, the cells of a perturbation can then be read quickly, as a few
+    stretches of consecutive rows, and still come from different wells. This order requires that all plates are given at
+    once. To add a plate later, write the old screen and the new plate to a new path.
 
-    The store appears at ``path`` only when it is complete. If writing is interrupted, even by a kill, call the function
-    again with the same cells, and it continues where it stopped.
+    The screen appears at ``path`` only when it is complete. If writing is interrupted, even by a kill of the process,
+    call the function again with the same cells. It then continues where it stopped.
 
-    Memory holds the tables and, for each core, a block of 64 MiB and the images that are being converted. Plates that
-    store many rows per chunk, such as a compressed ``.h5ad``, are first copied uncompressed to a temporary file in the
-    same folder as ``path``.
+    Memory holds the tables and, for each CPU core, a block of rows of 64 MiB and the images that are being converted.
+    Plates that store many rows per chunk, such as a compressed ``.h5ad``, are first copied uncompressed to a temporary
+    file in the folder that contains ``path``.
 
     Parameters
     ----------
     path
-        Path of the new store, which ends in ``.zarr``. It becomes a folder with files of 64 MiB before compression, in
-        which each image is a chunk with its own checksum.
+        Path of the new screen, which must end in ``.zarr``. It becomes a folder with files of 64 MiB before
+        compression. In these files, each image is a Zarr chunk of its own, with a checksum.
     plates
-        One plate or several: AnnData with images in ``obsm``, :class:`Crops`, or paths for :func:`read_crops`. If there
-        are several plates, ``obs["source"]`` holds the name of the file of each cell; a plate that already has this
-        column keeps its own values. Columns of dates, intervals or mixed values are written as text. For example, a
-        column is mixed if rows are numbered on one plate and have letters on another.
+        One plate or several, each as AnnData with images in ``obsm``, as :class:`Crops`, or as a path for
+        :func:`read_crops`. If there are several plates, a new column ``obs["source"]`` holds the name of the file that
+        each cell comes from. A plate that already has a column ``source`` keeps the values of this column. Columns of
+        ``obs`` that hold dates, intervals or mixed values are written as text. A column is mixed, for example, if plate
+        rows have numbers on one plate and letters on another.
     y_key
-        Column of ``obs`` with the perturbation, or several columns.
+        Column of ``obs`` with the perturbation, or several columns whose combination is the perturbation.
     image_key
         Key of the images in ``obsm``, in the plates and in the screen.
     channels
-        Names or numbers of the channels to write, in this order. A mapping from new names to names or numbers renames
-        channels. Default: all channels except masks.
+        Names or numbers of the channels to write, in this order. A mapping from new names to present names or numbers
+        renames channels. Default: all channels except masks.
     image_size
-        Resize images to this number of pixels per side (bilinear, antialiased). Crops that are not square require a
-        pair ``(height, width)``, which may change their aspect ratio. Default: do not resize.
+        Number of pixels per side to which images are resized (bilinear, antialiased). Crops that are not square require
+        a pair ``(height, width)``, which may change their aspect ratio. Default: images are not resized.
     dtype
-        Dtype of the stored images. Default: the dtype of the plates. Intensities are scaled if the dtype changes to an
-        integer dtype, but not if it changes to a float dtype.
+        Dtype of the stored images. Default: the dtype of the plates. If a different dtype is given, intensities are
+        scaled if it is an integer dtype, but not if it is a float dtype.
     intensity_range
-        Intensities to scale to the lowest and the highest value of the integer dtype: ``(low, high)``, or one such pair
-        per channel. Intensities outside the range are clipped. Default: the 0.1 and 99.9 % percentiles of each channel
-        in about 2,048 random crops (for float images, in 1,024 random pixels per crop). The range is kept in
-        ``uns["scbd_store"]``.
+        Range of intensities, ``(low, high)`` or one such pair per channel, that is scaled to the range from the lowest
+        to the highest value of the integer dtype. Intensities outside ``intensity_range`` are clipped. Default: the
+        0.1 % and 99.9 % percentiles of each channel in about 2,048 random crops (in 1,024 random pixels per crop if
+        images are floats). The range is stored in ``uns["scbd_store"]``.
     compression
-        Compression of the images: ``"lz4"`` reads fastest, ``"zstd"`` is smaller. Default: no compression.
+        Compression of the images: ``"lz4"`` reads faster, ``"zstd"`` takes less space. Default: no compression.
     seed
-        Seed of the shuffling and of the random sample of intensities.
+        Seed of the random order of cells, and of the random sample of crops for the default of ``intensity_range``.
 
     Returns
     -------
-    The screen, opened with :func:`open_screen`.
+    AnnData of the new screen, as returned by :func:`open_screen`.
 
     Raises
     ------
     FileExistsError
-        If there is a file or folder at ``path``.
+        If there is a file or folder at ``path`` already.
     OSError
-        If the disk has too little space. This is checked in advance only without compression.
+        If the disk has too little space. The space is checked in advance only if images are not compressed.
     KeyError
-        If a plate lacks ``y_key``, the images or a channel.
+        If a plate lacks the column ``y_key``, the images or a channel.
     TypeError, ValueError
-        If plates do not fit together or are given twice, a column cannot be stored, an argument is not allowed, an
-        image has NaN or infinite pixels (the message names it), a file cannot be read, or the folder for the incomplete
-        store holds the beginning of a store with other content.
+        If plates differ in channels, dtype or image size, a plate is given twice, a column cannot be stored, an
+        argument is not allowed, an image has NaN or infinite pixels (the message names the image), a file cannot be
+        read, or the folder next to ``path`` for the incomplete screen holds a screen that was begun with other cells or
+        settings.
 
     Warns
     -----
     UserWarning
-        If some of the plates have no cell.
+        If a plate has no cells. Such plates are ignored.
 
     Examples
     --------
@@ -393,7 +412,19 @@ def write_screen(
 
 
 def _plate_crops(plate: Plate, image_key: str, channels: Channels | None, name: str) -> Crops:
-    """Return the crops of a plate, restricted to the given channels."""
+    """Return the images of a plate, restricted to the given channels, with their table of cells.
+
+    Parameters
+    ----------
+    plate
+        Plate as crops, as AnnData, or as a path for :func:`read_crops`.
+    image_key
+        Key of the images in ``obsm``, if the plate is AnnData or a path.
+    channels
+        Names or numbers of the channels to keep. Default: all channels except masks.
+    name
+        Name of the plate in error messages, if the plate is AnnData.
+    """
     if isinstance(plate, Crops):
         return select_channels(plate, channels)
     if isinstance(plate, AnnData):
@@ -404,15 +435,21 @@ def _plate_crops(plate: Plate, image_key: str, channels: Channels | None, name: 
 def _output_size_and_dtype(
     plates: Sequence[Crops], image_size: ImageSize | None, dtype: Any, intensity_range: Any
 ) -> tuple[tuple[int, int] | None, np.dtype]:
-    """Return the size and the dtype of the images to store; the size is `None` if images are not resized.
+    """Check how the images of the plates are to be converted, and return their size and dtype in the new screen.
+
+    The arguments are those of :func:`write_screen`.
+
+    Returns
+    -------
+    Height and width of the converted images (`None` if images are not resized), and their dtype.
 
     Raises
     ------
     TypeError
-        If the dtype is not a dtype of images.
+        If ``dtype`` is not one of the supported dtypes of images.
     ValueError
-        If the dtype cannot represent the stored values, ``intensity_range`` is malformed or has no effect, or
-        ``image_size`` does not suit the images of a plate.
+        If ``dtype`` cannot represent the pixels of the plates, ``intensity_range`` is malformed or would have no
+        effect, or the images of a plate cannot be resized to ``image_size``.
     """
     stored, n_channels = plates[0].images.dtype, plates[0].images.shape[1]
     wanted = stored if dtype is None else np.dtype(dtype)
@@ -437,15 +474,31 @@ def _output_size_and_dtype(
         except ValueError as error:
             msg = f"{plate.name}: {error}"
             raise ValueError(msg) from error
-    if image_size is not None:  # load torch before the worker threads start, each of which limits it to one core
+    # import the module for resizing, and torch with it, before the threads that convert images start, since each of
+    # these threads limits torch to one core
+    if image_size is not None:
         importlib.import_module("scbd.data._loading")
     return None if image_size is None else size, wanted
 
 
 def _check_plates_match(plates: Sequence[Crops], y_key: str | Sequence[str], *, sized: bool) -> None:
-    """Raise if plates differ in channels, dtype or image size, or lack a perturbation.
+    """Raise an error if plates differ in channels, dtype or image size, or if a plate lacks perturbation labels.
 
-    The image size is not compared if ``sized`` is true, because the images are then resized.
+    Parameters
+    ----------
+    plates
+        Crops of all plates of the new screen.
+    y_key
+        Column or columns of ``obs`` with the perturbation.
+    sized
+        Whether all images will be resized to one size. If true, different image sizes are accepted.
+
+    Raises
+    ------
+    ValueError
+        If plates differ in channels, dtype or image size, or a cell has no perturbation label.
+    KeyError
+        If a plate lacks a column of ``y_key``.
     """
     first = plates[0]
     for plate in plates:
@@ -465,7 +518,17 @@ def _check_plates_match(plates: Sequence[Crops], y_key: str | Sequence[str], *, 
 
 
 def _check_space(path: Path, n_bytes: int) -> None:
-    """Raise ``OSError`` if the disk has too little space for the part of a store that is not yet written."""
+    """Raise ``OSError`` if the disk has too little space for a new screen.
+
+    If an earlier run was interrupted, the part of the screen that is already on disk is subtracted.
+
+    Parameters
+    ----------
+    path
+        Final path of the screen.
+    n_bytes
+        Number of bytes of the whole screen.
+    """
     partial = partial_path(path)
     there = sum(file.stat().st_blocks * 512 for file in partial.rglob("*") if file.is_file())
     free = shutil.disk_usage(path.parent).free
@@ -475,10 +538,22 @@ def _check_space(path: Path, n_bytes: int) -> None:
 
 
 def _copy_if_chunked(plate: Crops, folder: Path, stack: ExitStack) -> Crops:
-    """Return the plate with images that can be read by row.
+    """Copy the images of a plate to a temporary file if they are slow to read row by row.
 
-    If the images are stored in chunks of several rows, they are copied to a temporary file without chunks. ``stack``
-    closes the file, which deletes it.
+    This is the case if the images are stored in chunks of several rows. The temporary file has no chunks.
+
+    Parameters
+    ----------
+    plate
+        Crops of the plate.
+    folder
+        Folder of the temporary file.
+    stack
+        Exit stack of the caller. When it ends, the temporary file is closed, which deletes it.
+
+    Returns
+    -------
+    Crops that read from the temporary file, or ``plate`` itself if no copy is needed.
     """
     source = plate.images
     chunk_rows = getattr(source, "chunk_rows", 1)
@@ -486,8 +561,8 @@ def _copy_if_chunked(plate: Crops, folder: Path, stack: ExitStack) -> Crops:
         return plate
     n, *image = source.shape
     step = chunk_rows * max(1, _BLOCK_BYTES // (chunk_rows * math.prod(image) * source.dtype.itemsize))
-    # the file has no name, so that the operating system deletes it even after a kill
-    file = stack.enter_context(tempfile.TemporaryFile(dir=folder))
+    # the temporary file has no name, so that the operating system deletes it even if the process is killed
+    file = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
     images: np.ndarray = np.memmap(file, source.dtype, "w+", shape=source.shape)
 
     def read(start: int) -> int:
@@ -502,22 +577,22 @@ def _copy_if_chunked(plate: Crops, folder: Path, stack: ExitStack) -> Crops:
 
 @dataclass(frozen=True, eq=False)
 class ScreenPlan:
-    """Origin of the rows of a screen, and conversion of their images.
+    """Plan for writing a screen: the cell of a plate that each row is read from, and the conversion of images.
 
     Attributes
     ----------
     plates
-        Crops that can be read by row.
+        Crops of all plates, whose images can be read by row.
     order
-        For each row of the screen, the number of the plate row that it is read from. Plate rows are numbered
-        consecutively, one plate after the other.
+        Number of the cell that each row of the screen is read from, integers ``(N,)``. Cells are numbered consecutively
+        over all plates, one plate after the other.
     shape, dtype
-        Shape ``(N, C, H, W)`` and dtype of the stored images.
+        Shape ``(N, C, H, W)`` and dtype of the images in the screen.
     image_size
-        Height and width to resize images to; `None` does not resize.
+        Height and width to which images are resized; `None` if they are not resized.
     intensity_range
-        For each channel the intensities that become the lowest and the highest value of the integer dtype, ``(C, 2)``;
-        `None` does not scale intensities.
+        Two intensities of each channel, ``(C, 2)``, that become the lowest and the highest value of the integer dtype;
+        `None` if intensities are not scaled.
     """
 
     plates: Sequence[Crops]
@@ -526,39 +601,54 @@ class ScreenPlan:
     dtype: np.dtype
     image_size: tuple[int, int] | None
     intensity_range: np.ndarray | None
-    # lock for sources that only one thread may read at a time; plates may share a source
+    # Lock for reading from sources of images that only one thread may read at a time. All plates use the same lock,
+    # since several plates may read from the same source.
     _turn: Lock = field(default_factory=Lock)
 
     def images(self, rows: slice) -> np.ndarray:
-        """Read the images of some rows of the screen from their plates, and convert them.
+        """Read the images for some rows of the screen from their plates, and convert them to the form of the screen.
 
         Several threads can call this method at once.
+
+        Parameters
+        ----------
+        rows
+            Slice of rows of the screen.
+
+        Returns
+        -------
+        Images ``(number of rows, C, H, W)`` in the size and dtype of the screen.
 
         Raises
         ------
         ValueError
-            If an image has NaN or infinite pixels (the message names it), or cannot be read.
+            If an image has NaN or infinite pixels (the message names the image), or cannot be read.
         """
         order = self.order[rows]
         images, first = np.empty((len(order), *self.shape[1:]), self.dtype), 0
         for plate in self.plates:
             n, *image = plate.images.shape
             places = np.flatnonzero((order >= first) & (order < first + n))
-            # read in the order in which the plate is stored
+            # read the cells of a plate in the order in which the plate is stored
             places = places[np.argsort(order[places])]
             step = max(1, _CONVERTED_BYTES // (math.prod(image) * plate.images.dtype.itemsize))
             for part in (places[start : start + step] for start in range(0, len(places), step)):
                 with nullcontext() if getattr(plate.images, "concurrent", False) else self._turn:
                     raw = plate.images.read(order[part] - first)
                 check_finite(raw, plate, order[part] - first)
-                with np.errstate(over="ignore"):  # values too large for float16 become infinite: checked next
+                # no warning of numpy is needed if a pixel is too large for float16 and becomes infinite, since the next
+                # check raises an error
+                with np.errstate(over="ignore"):
                     images[part] = self._converted(raw)
                 check_finite(images[part], plate, order[part] - first)
             first += n
         return images
 
     def _converted(self, images: np.ndarray) -> np.ndarray:
-        """Return images resized, scaled and cast as the screen stores them."""
+        """Resize images, scale their intensities, and cast them to the dtype of the screen.
+
+        Each of these steps is omitted if the plan does not require it.
+        """
         if self.image_size not in (None, images.shape[2:]):
             from scbd.data._loading import resize_to
 
@@ -574,10 +664,10 @@ class ScreenPlan:
         return images.astype(self.dtype, copy=False)
 
     def digest(self, obs: pd.DataFrame) -> str:
-        """Compute the SHA-256 of what determines the content of the screen.
+        """Compute a SHA-256 hash of all that determines the content of the screen.
 
-        It covers the table ``obs``, the order of rows, a sample of pixels of each plate, and the settings of the
-        conversion.
+        An interrupted run is continued only if this hash is the same. The hash covers the table ``obs`` of the screen,
+        the order of its rows, the images of up to 64 cells per plate, the channels, and the settings of the conversion.
         """
         digest = hashlib.sha256(digest_cells(None, obs).encode())
         digest.update(self.order.tobytes())
@@ -591,11 +681,14 @@ class ScreenPlan:
 def _sort_and_shuffle(
     plates: Sequence[Crops], y_key: str | Sequence[str], seed: int
 ) -> tuple[pd.DataFrame, np.ndarray]:
-    """Return the table of all plates in the order of the screen, and the ``order`` of :class:`ScreenPlan`.
+    """Sort the cells of all plates by perturbation, and shuffle them within each perturbation.
 
-    Rows are sorted by perturbation and shuffled within each perturbation.
+    Returns
+    -------
+    Table of the cells of all plates in the new order, and for each row of this table the number of its cell, where
+    cells are numbered consecutively over all plates (attribute ``order`` of :class:`ScreenPlan`).
     """
-    # convert all plates together, since a column may hold text on one plate and numbers on another
+    # convert the columns of all plates together, since a column may hold text on one plate and numbers on another
     obs = pd.concat([plate.obs for plate in plates]) if len(plates) > 1 else plates[0].obs
     named = _add_source_column(obs, plates)
     obs, others = as_storable(named), stored_names(named.columns)
@@ -610,10 +703,10 @@ def _sort_and_shuffle(
 
 
 def _unique_names(plates: Sequence[Crops]) -> pd.Index:
-    """Return unique names of all cells.
+    """Return a unique name for each cell of all plates, one plate after the other.
 
-    If names are repeated and there are several plates, the number of the plate is appended to each name. Names that are
-    still repeated, within a plate, get a further number.
+    If a name occurs twice and there are several plates, the number of the plate is appended to every name. A name that
+    occurs twice on the same plate gets a further number.
     """
     names = [plate.obs.index.astype(str) for plate in plates]
     together = names[0].append(names[1:])
@@ -622,14 +715,22 @@ def _unique_names(plates: Sequence[Crops]) -> pd.Index:
     if together.is_unique:
         return together
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Suffix used", UserWarning)  # pandas warns of names with a suffix already
+        # suppress the warning that some names already end in a number, since the result is unique anyway
+        warnings.filterwarnings("ignore", "Suffix used", UserWarning)
         return make_index_unique(together)
 
 
 def _add_source_column(obs: pd.DataFrame, plates: Sequence[Crops]) -> pd.DataFrame:
-    """Return the table of all plates with a column that names the file of each row.
+    """Add a column ``source`` to the table of the cells of all plates: the name of the file that each cell comes from.
 
-    If a plate already has such a column, its values are kept.
+    Cells of a plate that already has this column keep their values. The table of a single plate is returned unmodified.
+
+    Parameters
+    ----------
+    obs
+        Table of the cells of all plates, one plate after the other.
+    plates
+        Crops of the plates.
     """
     new = [number for number, plate in enumerate(plates) if SOURCE_COLUMN not in plate.obs]
     if len(plates) == 1 or not new:

@@ -1,9 +1,13 @@
-"""Sources of images or features that are read by row from memory, HDF5 or Zarr, and reading in the background."""
+"""Sources from which the images or features of cells are read by row, with checks of their shape and dtype.
+
+The file holds the protocol of a source, the source for arrays in memory, and a source that selects channels or columns.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import mmap
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,27 +21,27 @@ if TYPE_CHECKING:
 
 IMAGE_DTYPES = ("uint8", "uint16", "float16", "float32")
 FEATURE_DTYPES = ("float16", "float32", "float64")
-# attribute with which scbd marks the Zarr stores that it writes and the arrays in them
+# name of the attribute by which scbd recognises Zarr stores, and arrays in them, that it has written itself
 STORE_KEY = "scbd_store"
 
 
 def check_images(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
-    """Raise if an array of this shape and dtype cannot hold images.
+    """Raise an error if an array of this shape and dtype cannot hold images of cells, ``(N, C, H, W)``.
 
     Parameters
     ----------
     shape, dtype
         Shape and dtype of the array.
     where
-        Name of the array in error messages.
+        Name of the array, for error messages.
 
     Raises
     ------
     ValueError
-        If the array is not four-dimensional, has an axis of length 0, or seems to have its channels last
+        If the array is not four-dimensional, has an axis of length 0, or seems to have its channels on the last axis
         (:func:`has_channels_last`).
     TypeError
-        If the dtype is not one of ``IMAGE_DTYPES``, or does not have the byte order of this machine.
+        If the dtype is not one of ``IMAGE_DTYPES``, or its byte order is not that of this machine.
     """
     if len(shape) != 4:
         msg = (
@@ -62,37 +66,42 @@ def check_images(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
 def has_channels_last(first: int, second: int, third: int) -> bool:
     """Return whether an image shape looks like (height, width, channels) rather than (channels, height, width).
 
-    The channels look last if two conditions hold:
+    The result is true if both of these conditions hold:
 
-    - The third axis is at most half as long as the shorter of the first two.
-    - The first two axes are equally long (a square image), or the third axis has at most 5 entries and the first two
-      have at least 16 each.
+    - The third axis is at most half as long as the shorter of the first two axes.
+    - The first two axes are equally long (as in a square image), or the third axis has at most 5 entries and each of
+      the first two axes has at least 16 entries.
 
-    Images with channels first hardly ever have such a shape: it would take as many channels as rows of pixels, or 16
-    and more channels in an image at most 5 pixels wide. Small crops (3 × 3 pixels), narrow strips, and square images
-    with any number of channels are accepted as channels first.
+    An image with channels on the first axis hardly ever meets these conditions: it would need as many channels as rows
+    of pixels, or at least 16 channels and a width of at most 5 pixels. Small crops (3 × 3 pixels), narrow strips, and
+    square images with any number of channels on the first axis are therefore accepted.
+
+    Parameters
+    ----------
+    first, second, third
+        Lengths of the three axes of an image.
     """
     narrow = 2 * third <= min(first, second)
     return narrow and (first == second or (third <= 5 and min(first, second) >= 16))
 
 
 def check_features(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
-    """Raise if an array of this shape and dtype cannot hold a table of features.
+    """Raise an error if an array of this shape and dtype cannot hold a table of features of cells, ``(N, F)``.
 
     Parameters
     ----------
     shape, dtype
         Shape and dtype of the array.
     where
-        Name of the array in error messages.
+        Name of the array, for error messages.
 
     Raises
     ------
     ValueError
         If the array is not two-dimensional, or has an axis of length 0.
     TypeError
-        If the values are not numbers, the dtype is not one of ``FEATURE_DTYPES``, or it does not have the byte order of
-        this machine.
+        If the values are not numbers, the dtype is not one of ``FEATURE_DTYPES``, or its byte order is not that of this
+        machine.
     """
     if len(shape) != 2:
         msg = f"{where} has shape {shape}, features must be 2-D: (cells, features)."
@@ -109,17 +118,20 @@ def check_features(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
 
 
 def _dtype_description(dtype: np.dtype) -> str:
-    """Return the name of a dtype, with its byte order if that is not the byte order of this machine."""
+    """Return the name of a dtype, followed by its byte order if this order differs from that of the machine."""
     return dtype.name if dtype.isnative else f"{dtype.name}, in a foreign byte order ({dtype.str})"
 
 
 class InputKind(NamedTuple):
-    """Kind of inputs (images or features): its check, and the advice to give for arrays that cannot be read."""
+    """Kind of data that an encoder takes as input, images or features, with the check of arrays of this kind."""
 
     check: Callable[[tuple[int, ...], np.dtype, str], None]
-    """Function that raises if a shape and dtype are not of this kind; its third argument is the name for messages."""
+    """Function that raises an error if an array of the given shape and dtype cannot hold data of this kind.
+
+    Its third argument is the name of the array, for the error message.
+    """
     to_memory: str
-    """Advice in error messages: how to obtain an array that can be read by row."""
+    """Advice that ends the error message for an object that is no numpy array: how to obtain a numpy array from it."""
 
 
 IMAGES = InputKind(check_images, "load it into a numpy array, or open the file with scbd.data.open_screen")
@@ -129,64 +141,66 @@ FEATURES = InputKind(
 
 
 class ImageSource(Protocol):
-    """Protocol for inputs of cells, images or features, that are read by row with ``read(rows)``.
+    """Protocol of a source of images or features, with one row per cell, which are read by row with ``read(rows)``.
 
-    By default, only one thread at a time reads a source. A source that several threads can read at once has an
-    attribute ``concurrent`` that is true. A source whose storage chunks hold several rows each has an attribute
-    ``chunk_rows`` with the number of rows per chunk.
+    A source may have two further attributes. If ``concurrent`` is true, several threads may read from the source at
+    once; without this attribute, only one thread at a time may. The attribute ``chunk_rows`` is the number of rows per
+    chunk of the storage; without this attribute, each row can be read alone.
     """
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape ``(N, C, H, W)`` of images, or ``(N, F)`` of features."""
+        """Shape of all images, ``(cells, channels, height, width)``, or of all features, ``(cells, features)``."""
         ...
 
     @property
     def dtype(self) -> np.dtype:
-        """Dtype of the stored inputs."""
+        """Dtype in which the images or features are stored."""
         ...
 
     @property
     def in_memory(self) -> bool:
-        """True if all inputs are in memory, where adjacent rows are read no faster than scattered rows."""
+        """True if all images or features are in memory, so that scattered rows are read as fast as adjacent rows."""
         ...
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Read the inputs of the given rows, in the given order.
+        """Read the images or features of the given rows, in the given order.
 
         Parameters
         ----------
         rows
-            Row numbers or a slice.
+            Row numbers (one row per cell), or a slice of rows.
         out
-            Contiguous array to write to, of shape ``(len(rows), …)`` and the dtype of the source. Default: a new array.
+            Contiguous array to write to, of shape ``(number of rows, …)`` and the dtype of the source. Default: a new
+            array.
 
         Returns
         -------
-        Inputs ``(len(rows), …)`` in the stored dtype. The caller may modify the array.
+        Images ``(number of rows, C, H, W)`` or features ``(number of rows, F)``, in the stored dtype. The caller may
+        modify this array.
         """
         ...
 
 
 class ArraySource:
-    """Images or features in a numpy array, in memory or memory-mapped.
+    """Source of images or features that are in a numpy array, in memory or memory-mapped.
 
     Parameters
     ----------
     images
-        Images of shape ``(N, C, H, W)`` and dtype uint8, uint16, float16 or float32. With ``kind`` for features, an
-        array of shape ``(N, F)`` and dtype float16, float32 or float64.
+        Images ``(N, C, H, W)`` of dtype uint8, uint16, float16 or float32. If ``kind`` is ``FEATURES``: features
+        ``(N, F)`` of dtype float16, float32 or float64.
     where
-        Name of the array in error messages, for example ``"obsm['single_cell_images']"``.
+        Name of the array, for error messages, for example ``"obsm['single_cell_images']"``.
     kind
-        Kind of inputs: images (default) or features.
+        Kind of data in the array: ``IMAGES`` (default) or ``FEATURES``.
 
     Raises
     ------
     TypeError
         If ``images`` is not a numpy array, is a masked array, or has an unsupported dtype.
     ValueError
-        If ``images`` has the wrong number of dimensions, has an axis of length 0, or has its channels last.
+        If ``images`` has the wrong number of dimensions, has an axis of length 0, or has its channels on the last axis.
 
     Examples
     --------
@@ -207,35 +221,36 @@ class ArraySource:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape ``(N, C, H, W)`` of images, or ``(N, F)`` of features."""
+        """Shape of all images, ``(cells, channels, height, width)``, or of all features, ``(cells, features)``."""
         return self._images.shape
 
     @property
     def dtype(self) -> np.dtype:
-        """Dtype of the array."""
+        """Dtype of the array of images or features."""
         return self._images.dtype
 
     @property
     def in_memory(self) -> bool:
-        """True unless the array is memory-mapped."""
+        """True if the array of images or features is in memory, false if it is memory-mapped from a file."""
         owner: Any = self._images
         while isinstance(owner, np.ndarray):
             owner = owner.base
         return not isinstance(owner, mmap.mmap)
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Read the inputs of the given rows, in the given order, into an array that the caller may modify.
+        """Read the images or features of the given rows, in the given order.
 
         Parameters
         ----------
         rows
-            Row numbers or a slice.
+            Row numbers (one row per cell), or a slice of rows.
         out
-            Contiguous array to write to, of shape ``(len(rows), …)`` and the stored dtype. Default: a new array.
+            Contiguous array to write to, of shape ``(number of rows, …)`` and the stored dtype. Default: a new array.
 
         Returns
         -------
-        Inputs ``(len(rows), …)`` in the stored dtype.
+        Images ``(number of rows, C, H, W)`` or features ``(number of rows, F)``, in the stored dtype. The caller may
+        modify this array.
 
         Raises
         ------
@@ -243,26 +258,31 @@ class ArraySource:
             If a row number is out of range.
         """
         out = allocate_output(self, rows, out)
-        # np.take would first copy the whole array if it is a view that is not contiguous
+        # index an array that is not contiguous, since np.take would first copy the whole array
         if isinstance(rows, slice) or not self._images.flags.c_contiguous:
             out[...] = self._images[rows]
             return out
-        # np.take is twice as fast as fancy indexing, because with mode="clip" numpy writes directly to `out`. No row
-        # number is ever clipped, since target_of has checked their range.
+        # np.take with mode="clip" is twice as fast as indexing with row numbers, because numpy writes directly to
+        # `out`. No row number is ever clipped, since allocate_output has checked that all are in range.
         return np.take(self._images, rows, axis=0, out=out, mode="clip")
 
 
 def allocate_output(source: ImageSource, rows: np.ndarray | slice, out: np.ndarray | None) -> np.ndarray:
-    """Return the array to read the given rows into, after checking that the row numbers are in range.
+    """Check that the given row numbers are in range, and return an array into which these rows can be read.
 
     Parameters
     ----------
     source
-        Source that will be read.
+        Source of images or features that will be read.
     rows
-        Row numbers or a slice.
+        Row numbers (one row per cell), or a slice of rows.
     out
-        Array supplied by the caller; `None` allocates a new one.
+        Array that the caller of the source has supplied for the result, which is returned itself. `None` allocates a
+        new array.
+
+    Returns
+    -------
+    Array ``(number of rows, …)`` of the dtype of the source. A new array has no values yet.
 
     Raises
     ------
@@ -270,26 +290,33 @@ def allocate_output(source: ImageSource, rows: np.ndarray | slice, out: np.ndarr
         If a row number is out of range.
     """
     n, *image_shape = source.shape
-    if not isinstance(rows, slice) and len(rows) and not (0 <= rows.min() and rows.max() < n):
+    if not isinstance(rows, slice) and len(rows) and not (rows.min() >= 0 and rows.max() < n):
         msg = f"Rows {rows.min()} to {rows.max()} were asked for, there are {n}."
         raise IndexError(msg)
     return np.empty((count_rows(rows, n), *image_shape), source.dtype) if out is None else out
 
 
 def count_rows(rows: np.ndarray | slice, n: int) -> int:
-    """Return the number of rows that row numbers or a slice select from ``n`` rows."""
+    """Return the number of rows that ``rows``, an array of row numbers or a slice, selects from ``n`` rows."""
     return len(range(*rows.indices(n))) if isinstance(rows, slice) else len(rows)
 
 
 def as_row_numbers(rows: np.ndarray | slice, n: int) -> np.ndarray:
-    """Return the row numbers that row numbers or a slice select from ``n`` rows."""
+    """Convert a slice of ``n`` rows to an array of row numbers; an array of row numbers is returned unmodified."""
     return np.arange(*rows.indices(n)) if isinstance(rows, slice) else rows
 
 
 def find_non_finite_rows(source: ImageSource, block: int = 4096) -> np.ndarray:
-    """Return the numbers of rows whose inputs contain NaN or infinity.
+    """Return the numbers of the rows (one row per cell) whose image or features contain NaN or infinity.
 
-    Inputs of an integer dtype are always finite, and are not read. Other inputs are read in blocks of ``block`` rows.
+    Integers are always finite, so that a source of integers is not read.
+
+    Parameters
+    ----------
+    source
+        Source of the images or features.
+    block
+        Number of rows that are read at once.
     """
     if source.dtype.kind != "f":
         return np.empty(0, dtype=np.int64)
@@ -299,12 +326,12 @@ def find_non_finite_rows(source: ImageSource, block: int = 4096) -> np.ndarray:
 
 
 class ColumnSource:
-    """Selected columns of features ``(N, F)``, or selected channels of images ``(N, C, H, W)``, from any source.
+    """Source that reads only selected columns of features, or selected channels of images, from another source.
 
     Parameters
     ----------
     source
-        Source of features or images.
+        Source of all columns, ``(N, F)``, or of all channels, ``(N, C, H, W)``.
     columns
         Positions of the K columns or channels to read, integers.
     """
@@ -318,51 +345,56 @@ class ColumnSource:
         self.chunk_rows = getattr(source, "chunk_rows", 1)
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Read the selected columns or channels of the given rows, in the given order.
+        """Read the K selected columns or channels of the given rows, in the given order.
 
         Parameters
         ----------
         rows
-            Row numbers or a slice.
+            Row numbers (one row per cell), or a slice of rows.
         out
-            Contiguous array to write to, of shape ``(len(rows), …)`` and the stored dtype. Default: a new array.
+            Contiguous array to write to, of shape ``(number of rows, K, …)`` and the stored dtype. Default: a new
+            array.
 
         Returns
         -------
-        Inputs ``(len(rows), …)`` in the stored dtype.
+        Images ``(number of rows, K, H, W)`` or features ``(number of rows, K)``, in the stored dtype.
         """
         out = allocate_output(self, rows, out)
         return np.take(self.source.read(rows), self._columns, axis=1, out=out, mode="clip")
 
 
 def select_columns(source: ImageSource, columns: Sequence[int]) -> ImageSource:
-    """Return a source of the given columns, or the source itself if these are all its columns, in order."""
+    """Return a source that reads only the given columns of features, or channels of images, of another source.
+
+    If the given columns are all columns of the other source in their order, that source itself is returned.
+    """
     return source if list(columns) == list(range(source.shape[1])) else ColumnSource(source, columns)
 
 
-# number of cells whose inputs enter a digest: enough to detect images that were corrected, exchanged or rescaled, and
-# few enough to be read quickly
+# Number of cells whose images or features enter the hash of a data set. The number is large enough to detect that the
+# images were corrected, exchanged or rescaled, and small enough to be read quickly.
 _N_DIGEST_CELLS = 64
-# number of rows whose hashes are in memory at once
+# number of rows of the table of cells that are hashed at once, which limits memory
 _HASH_BLOCK_ROWS = 65_536
 
 
 def digest_cells(source: ImageSource | None, table: pd.DataFrame) -> str:
-    """Compute the SHA-256 of a whole table of cells and of the inputs of up to 64 cells.
+    """Compute a SHA-256 hash that identifies a data set: its table of cells, and the images or features of 64 cells.
 
-    The 64 cells are drawn at random, with the number of cells as the seed. They are therefore the same in each call.
+    The 64 cells (all cells if there are fewer) are drawn at random, with the number of cells as the seed. Each call
+    therefore draws the same cells.
 
     Parameters
     ----------
     source
-        Source of the images or features of the cells; `None` if there are no inputs to include.
+        Source of the images or features of the cells; `None` to hash only the table.
     table
-        Table with one row per cell, including its index. Reordering rows or renaming a column changes the digest.
-        Categorical columns count by their values: codes and unused categories do not change the digest.
+        Table with one row per cell. Its index is hashed as well. The hash changes if rows are reordered or a column is
+        renamed. The integer codes and the unused categories of a categorical column do not affect the hash.
 
     Returns
     -------
-    64 hexadecimal digits.
+    Hash as a text of 64 hexadecimal digits.
     """
     digest = hashlib.sha256(repr([len(table), *map(str, table.columns)]).encode())
     for start in range(0, len(table), _HASH_BLOCK_ROWS):
@@ -379,20 +411,21 @@ def digest_cells(source: ImageSource | None, table: pd.DataFrame) -> str:
 
 
 def _drop_unused_categories(column: pd.Series) -> pd.Series:
-    """Return a column without the categories that do not occur in it.
+    """Return a column of a table without unused categories, if it is categorical.
 
-    Otherwise all categories, which may be millions of names, would be hashed again with each part of the table.
+    A table is hashed in parts of many rows. Pandas would hash all categories of a column, which may be millions of
+    names, again with each part.
     """
     return column.cat.remove_unused_categories() if isinstance(column.dtype, pd.CategoricalDtype) else column
 
 
 def iterate_runs(apart: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield the start and stop of each run of positions that belong together.
+    """Divide the positions 0 to n - 1 into runs of consecutive positions, and yield the start and stop of each run.
 
     Parameters
     ----------
     apart
-        Boolean ``(n - 1,)`` for ``n`` positions: true where a position and the next belong to different runs.
+        Boolean ``(n - 1,)``: true at position ``i`` if a new run starts at position ``i + 1``.
     """
     edges = [0, *(np.flatnonzero(apart) + 1).tolist(), len(apart) + 1]
-    yield from zip(edges[:-1], edges[1:], strict=True)
+    yield from pairwise(edges)

@@ -1,4 +1,7 @@
-"""Splits into training, validation and test cells: stratified, by environment, by perturbation, or from a column."""
+"""Division of the cells of a data set into training, validation and test cells.
+
+Cells can be divided at random within strata, by holding out environments or perturbations, or as a column states.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-# accepted values of a split column, in lower case, and the part that each stands for
+# accepted values of a column that states the part (training, validation or test) of each cell, in lower case, and the
+# name of the part that each value stands for
 _PART_OF_VALUE = {
     "train": "train",
     "training": "train",
@@ -31,22 +35,24 @@ _PART_OF_VALUE = {
 
 @dataclass(frozen=True)
 class Split:
-    """Row numbers of the training, validation and test cells of a data set.
+    """Division of the cells of a data set into three parts: training, validation and test cells.
 
-    No cell is in two parts. Cells may be in none of the parts. The parts are stored as sorted row numbers, int64.
+    Each part is stored as sorted row numbers (one row per cell), int64. No cell is in two parts, but cells may be
+    excluded from all parts.
 
     Parameters
     ----------
     train, validation, test
-        Row numbers, or boolean masks over all cells.
+        Cells of each part, as row numbers or as a boolean mask over all cells. Default of ``validation`` and ``test``:
+        no cells.
 
     Raises
     ------
     ValueError
-        If there is no training cell, a cell occurs in two parts or twice in one, a row number is negative or not an
-        integer, or masks differ in length.
+        If there is no training cell, a cell occurs in two parts or twice in one part, a row number is negative or not
+        an integer, or the masks differ in length.
     TypeError
-        If a part is a masked array.
+        If a part is given as a masked array of numpy.
 
     Examples
     --------
@@ -80,24 +86,24 @@ class Split:
             raise ValueError(msg)
 
     def __repr__(self) -> str:
-        """Return the number of cells in each part as text."""
+        """Return a text with the total number of cells, and the numbers of training, validation and test cells."""
         parts = {name: len(getattr(self, name)) for name in ("train", "validation", "test")}
         counts = ", ".join(f"{name} {n:,}" for name, n in parts.items())
         return f"Split of {sum(parts.values()):,} cells: {counts}"
 
     def seen(self, values: ArrayLike, part: Literal["validation", "test"] = "test") -> np.ndarray:
-        """Return a mask of the cells of a part whose perturbation (or environment) occurs among the training cells.
+        """Return a mask of the test (or validation) cells whose label also occurs among the training cells.
 
         Parameters
         ----------
         values
-            Perturbation, environment or another label of each cell of the data set, ``(N,)``.
+            Label of each cell of the data set, such as its perturbation or environment, ``(N,)``.
         part
-            ``"test"`` or ``"validation"``.
+            Cells to test: ``"test"`` or ``"validation"``.
 
         Returns
         -------
-        Boolean mask over the rows of that part, in their order.
+        Boolean mask with one entry per cell of this part, in the order of the row numbers of the part.
 
         Raises
         ------
@@ -112,14 +118,21 @@ class Split:
 
 
 def _as_sorted_rows(given: np.ndarray, name: str) -> np.ndarray:
-    """Return a part of a split as sorted row numbers, int64.
+    """Convert the training, validation or test part of a split to sorted row numbers, int64.
+
+    Parameters
+    ----------
+    given
+        Row numbers of the cells of the part, or a boolean mask over all cells.
+    name
+        Name of the part, for error messages.
 
     Raises
     ------
     TypeError
-        If the part is a masked array.
+        If the part is a masked array of numpy.
     ValueError
-        If the part is neither a one-dimensional array of integers nor a mask, or if a row number is negative.
+        If the part is neither a one-dimensional array of integers nor a boolean mask, or if a row number is negative.
     """
     check_unmasked(f"The {name} part of a split", given)
     if pd.api.types.is_bool_dtype(given):
@@ -139,29 +152,31 @@ def _as_sorted_rows(given: np.ndarray, name: str) -> np.ndarray:
 
 
 def split_by_column(obs: pd.DataFrame, column: str) -> Split:
-    """Read a split from a column whose values are ``train``, ``validation`` and ``test``.
+    """Read the division into training, validation and test cells from a column of the table of cells.
 
-    Upper case, ``training``, ``val`` and ``valid`` are accepted as well. Cells with any other value are in no part.
+    The column holds ``train``, ``validation`` or ``test`` for each cell. Upper case is accepted as well, and so are
+    ``training`` in place of ``train``, and ``val`` and ``valid`` in place of ``validation``. Cells with any other value
+    are excluded from the split.
 
     Parameters
     ----------
     obs
-        Table of the cells.
+        Table with one row per cell.
     column
-        Name of the column.
+        Name of the column that states the part of each cell.
 
     Raises
     ------
     KeyError
-        If there is no such column.
+        If the table has no such column.
     ValueError
-        If no cell is in the training part.
+        If the column assigns no cell to the training part.
 
     Warns
     -----
     UserWarning
-        If there are other values, which may be typing errors. Missing and empty values, and the value
-        ``scbd._shared.keys.NOT_IN_SPLIT``, raise no warning.
+        If cells are excluded because their value names no part, which may be a typing error. Cells with a missing or
+        empty value, or with the value ``scbd._shared.keys.NOT_IN_SPLIT``, are excluded without a warning.
     """
     if column not in obs:
         raise KeyError(missing_key_message("obs", column, obs.columns, "split"))
@@ -183,7 +198,7 @@ def split_by_column(obs: pd.DataFrame, column: str) -> Split:
             "are 'train', 'validation' and 'test'; cells that are meant to be excluded have no value."
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
-    # the last entry is for cells without a value, since their code -1 indexes it
+    # the array of parts has a 0 (no part) as its last entry, which the code -1 of cells without a value selects
     number = {"train": 1, "validation": 2, "test": 3}
     part = np.array([*(number.get(name or "", 0) for name in names), 0], dtype=np.int8)[codes]
     del codes
@@ -198,18 +213,21 @@ def stratified_split(
     seed: int = 0,
     rows: np.ndarray | None = None,
 ) -> Split:
-    """Split cells at random such that each stratum is divided in the same proportions, to within one cell.
+    """Split cells into training, validation and test cells at random, with the same proportions in each stratum.
 
-    A stratum that is too small to be divided falls into one part at random. The expected sizes of the parts are
-    therefore exact.
+    A stratum is the set of all cells with the same labels, usually the same perturbation and environment. In each
+    stratum, the number of cells in each part deviates from the requested proportion by less than one cell. If a stratum
+    has too few cells to be divided, the parts that receive them are drawn at random. The expected number of cells in
+    each part is therefore exactly the requested fraction of all cells.
 
     Parameters
     ----------
     strata
-        One or several label arrays of length ``N``. A stratum is a combination of these labels (usually y and e).
+        One or several arrays of labels, each ``(N,)``, usually the perturbation y and the environment e of each cell.
+        Each combination of these labels is a stratum.
     train_size, validation_size
-        Fractions of cells for training and validation. The remaining cells are the test part. Default of
-        ``validation_size``: all cells that are not for training.
+        Fractions of cells for training and validation. The remaining cells are test cells. Default of
+        ``validation_size``: all cells that are not used for training.
     seed
         Seed of the random split.
     rows
@@ -234,15 +252,17 @@ def stratified_split(
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(len(strata[0]) if rows is None else np.asarray(rows))
     stratum = _combination_codes(strata)[shuffled]
-    # renumber the strata from 0, in the order of their first cells
+    # number the strata from 0, in the order in which they first occur among the shuffled cells
     stratum = pd.factorize(stratum)[0].astype(np.int32, copy=False)
     sizes = np.bincount(stratum)
-    # systematic sampling: the cells of a stratum are placed at equal distances on [0, 1), the first at random
+    # Systematic sampling: the cells of a stratum are placed on the interval [0, 1) at equal distances, with a random
+    # position of the first. The part of a cell depends on its position.
     position = _rank_within_group(stratum, sizes)
     position += rng.random(len(sizes))[stratum]
     position /= sizes[stratum]
     del stratum
-    # the epsilon absorbs rounding errors: 0.9 + (1 - 0.9) must not be so small that a cell falls into the test part
+    # The sum of the fractions is raised by 1e-9 against rounding errors. A sum such as 0.9 + (1 - 0.9) could otherwise
+    # be slightly below 1, and a cell would become a test cell.
     is_train, is_kept = position < train_size, position < train_size + validation_size + 1e-9
     del position
     return Split(train=shuffled[is_train], validation=shuffled[is_kept & ~is_train], test=shuffled[~is_kept])
@@ -256,25 +276,29 @@ def hold_out_environments(
     validation_size: float = 0.1,
     seed: int = 0,
 ) -> Split:
-    """Split cells such that the test part consists of whole environments, unseen in training and validation.
+    """Split cells such that all cells of the held-out environments are test cells.
+
+    The cells of all remaining environments are divided into training and validation cells at random. The test
+    environments are thus unseen in training and validation.
 
     Parameters
     ----------
     environments
         Environment of each cell, ``(N,)``.
     held_out
-        Environments of the test part.
+        Environments whose cells become test cells.
     strata
-        Further labels by which training and validation are stratified, in addition to the environment.
+        Further labels of each cell, such as its perturbation, as arrays ``(N,)``. The fraction of validation cells is
+        the same for each combination of environment and these labels.
     validation_size
-        Fraction of the cells of the other environments that are used for validation.
+        Fraction of the cells of the remaining environments that are used for validation.
     seed
-        Seed of the random split into training and validation.
+        Seed of the random split into training and validation cells.
 
     Raises
     ------
     ValueError
-        If a held-out environment does not occur, a cell has no environment, or no environment remains to train on.
+        If no cell is in a held-out environment, a cell has no environment, or no environment remains to train on.
 
     Examples
     --------
@@ -301,43 +325,51 @@ def hold_out_perturbations(
 ) -> Split:
     """Split cells such that test cells have a perturbation or an environment that is unseen in training.
 
-    ========================  =====================  ========================
-    perturbation              other environments     held-out environments
-    ========================  =====================  ========================
-    training, or in ``keep``  train                  test
-    validation                validation             in no part
-    test                      test                   test
-    ========================  =====================  ========================
+    Perturbations are divided into three sets: for training, for validation and for testing. Environments are divided
+    into two sets: for training and held out. The part of a cell follows from its perturbation and its environment:
 
-    :meth:`Split.seen` distinguishes the test cells whose perturbation or environment was seen in training. Validation
-    cells have perturbations of their own, so that models are selected by their results on perturbations they were not
-    trained on.
+    ===========================  =======================  ====================
+    perturbation of the cell     environment of the cell  part of the cell
+    ===========================  =======================  ====================
+    for training                 for training             training
+    for training                 held out                 test
+    for validation               for training             validation
+    for validation               held out                 none (excluded)
+    for testing                  for training             test
+    for testing                  held out                 test
+    ===========================  =======================  ====================
+
+    :meth:`Split.seen` distinguishes test cells whose perturbation (or environment) occurs among the training cells from
+    test cells whose perturbation (or environment) does not. Training and validation cells have no perturbation in
+    common. Models can therefore be selected by their results on perturbations that they were not trained on.
 
     Parameters
     ----------
     labels
-        Perturbation of each cell, ``(N,)``. Controls that are labelled with their position are held out by position,
-        like perturbations. Controls in the test part then serve as negatives on which no model was fitted.
+        Perturbation of each cell, ``(N,)``. If the label of a control cell includes its position on the plate, each
+        position is held out or used for training like a perturbation. The controls among the test cells then are
+        negative controls on which no model was trained.
     held_out
-        Perturbations to test on. Default: drawn at random.
+        Perturbations for testing. Default: drawn at random.
     share, validation_share
-        Fractions of perturbations to draw for the test part and for the validation part, relative to all perturbations
-        that are not in ``keep``. At least one perturbation is drawn for a part, unless its fraction is 0. ``share`` has
+        Fractions of perturbations to draw for testing and for validation, relative to all perturbations that are not in
+        ``keep``. At least one perturbation is drawn for each of the two sets, unless its fraction is 0. ``share`` has
         no effect if ``held_out`` is given.
     keep
-        One perturbation or several that are never held out, such as the control.
+        One or several perturbations that are always used for training, such as the control.
     environments
-        Environment of each cell, ``(N,)``.
+        Environment of each cell, ``(N,)``. Required only with ``held_out_environments``.
     held_out_environments
-        Environments of the test part. Default: none.
+        Environments that are held out of training. Default: no environments.
     seed
-        Seed of the random draw.
+        Seed of the random draw of perturbations.
 
     Raises
     ------
     ValueError
-        If a fraction is not a number from 0 to 1, a name does not occur, a perturbation is both held out and in
-        ``keep``, a cell has no label, or no perturbation or environment remains to train on.
+        If a fraction is not a number from 0 to 1, no cell has a given perturbation or environment, a perturbation is
+        both in ``held_out`` and in ``keep``, a cell has no label, or no perturbation or environment remains to train
+        on.
 
     Examples
     --------
@@ -380,22 +412,23 @@ def hold_out_perturbations(
 
 
 def draw_matched_training_rows(split: Split, labels: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Draw one training cell with the same label for each validation cell, without replacement.
+    """Draw for each validation cell one training cell with the same label (perturbation), without replacement.
 
-    If a label has fewer training cells than validation cells, the last of its validation cells get no training cell.
+    If fewer training cells than validation cells have a label, the surplus validation cells of this label get no
+    training cell.
 
     Parameters
     ----------
     split
-        Training and validation rows.
+        Row numbers of the training and the validation cells.
     labels
-        Codes of the labels of all cells, non-negative integers ``(N,)``.
+        Label code of each cell of the data set, non-negative integers ``(N,)``.
     seed
         Seed of the random draw.
 
     Returns
     -------
-    Row numbers of training cells, in the order of the validation cells for which they were drawn.
+    Row numbers of the drawn training cells, in the order of the validation cells for which they were drawn.
     """
     train = np.random.default_rng(seed).permutation(split.train)
     of_train, of_validation = labels[train], labels[split.validation]
@@ -407,7 +440,13 @@ def draw_matched_training_rows(split: Split, labels: np.ndarray, seed: int = 0) 
 
 
 def _combination_codes(strata: Sequence[np.ndarray]) -> np.ndarray:
-    """Return one integer code per combination of labels, int32 ``(N,)``."""
+    """Return the code of the combination of labels that each cell has, int32 ``(N,)``.
+
+    Parameters
+    ----------
+    strata
+        Several arrays of labels, such as the perturbations and the environments of all cells, ``(N,)`` each.
+    """
     codes = np.zeros(len(strata[0]), dtype=np.int32)
     for labels in strata:
         check_unmasked("A stratum", labels)
@@ -421,14 +460,14 @@ def _combination_codes(strata: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _rank_within_group(groups: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return for each cell the number of earlier cells in its group, float64 ``(N,)``.
+    """Return for each cell the number of cells of the same group in earlier rows, float64 ``(N,)``.
 
     Parameters
     ----------
     groups
-        Group of each cell, non-negative integers ``(N,)``.
+        Code of the group of each cell, such as its stratum or perturbation, non-negative integers ``(N,)``.
     sizes
-        Number of cells per group.
+        Number of cells in each group.
     """
     order = np.argsort(groups, kind="stable")
     counted = np.empty(len(groups))
@@ -440,13 +479,22 @@ def _rank_within_group(groups: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 def _held_out_environment_mask(
     environments: np.ndarray | pd.Series | None, held_out: Sequence[object], n: int
 ) -> np.ndarray:
-    """Return a mask of the cells in held-out environments, boolean ``(n,)``.
+    """Return a boolean mask ``(n,)`` that is true for each cell whose environment is held out of training.
+
+    Parameters
+    ----------
+    environments
+        Environment of each cell. May be `None` if no environment is held out.
+    held_out
+        Names of the environments to hold out.
+    n
+        Number of cells of the data set.
 
     Raises
     ------
     ValueError
-        If environments are held out but not given, a name does not occur, a cell has no environment, the number of
-        cells differs from ``n``, or all environments are held out.
+        If environments are to be held out but ``environments`` is `None`, no cell is in a held-out environment, a cell
+        has no environment, the length of ``environments`` is not ``n``, or all environments are held out.
     """
     if environments is None:
         if len(held_out):
@@ -465,14 +513,21 @@ def _held_out_environment_mask(
 
 
 def _factorize_labels(given: np.ndarray | pd.Series, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the code of each value, and the sorted distinct values.
+    """Return an integer code for the label of each cell, and the sorted array of distinct labels.
 
-    Because the values are sorted, the codes do not depend on the order of the cells.
+    A code is the position of the label in the sorted array. It therefore does not depend on the order of the cells.
+
+    Parameters
+    ----------
+    given
+        Label of each cell, such as its perturbation or environment.
+    name
+        Name of the argument that holds the labels, for error messages.
 
     Raises
     ------
     ValueError
-        If a cell has no value.
+        If a cell has no label.
     """
     check_unmasked(name, given)
     codes, values = pd.factorize(np.asarray(given), sort=True)
@@ -487,15 +542,23 @@ def _factorize_labels(given: np.ndarray | pd.Series, name: str) -> tuple[np.ndar
 
 
 def _positions_of_names(values: np.ndarray | pd.Index, names: Sequence[object], said: str) -> np.ndarray:
-    """Return the positions of names in an array of distinct values.
+    """Return the position of each given name in the array of the distinct labels of all cells.
 
-    Names and values are compared as text, in which whole numbers have one form: 1 equals 1.0. The last argument
-    completes the error message "No cell …".
+    Names and labels are compared as text. The whole numbers 1 and 1.0 have the same text.
+
+    Parameters
+    ----------
+    values
+        Distinct labels of all cells, such as all perturbations.
+    names
+        Names to find among the labels.
+    said
+        Words that follow "No cell" in the error message, such as "is in the held-out environment".
 
     Raises
     ------
     ValueError
-        If a name does not occur.
+        If a name is not among the labels.
     """
     place_of = {label_text(value): place for place, value in enumerate(values)}
     places = np.array([place_of.get(label_text(name), -1) for name in names], dtype=np.int64)

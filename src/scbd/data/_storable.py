@@ -1,4 +1,4 @@
-"""Tables converted to types that AnnData can write."""
+"""Conversion of tables to types and column names that AnnData can write to a file."""
 
 from __future__ import annotations
 
@@ -25,37 +25,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# kinds of objects, named as in pandas, whose categories a store may be able to hold
+# Kinds of values in a column of Python objects, as named by pandas.api.types.infer_dtype. AnnData may be able to write
+# columns of these kinds as categories. Columns of all other kinds are converted to text.
 _STORABLE_KINDS = ("string", "bytes", "boolean", "integer", "floating", "mixed-integer-float", "empty")
 
 
-# names that a column cannot have in a store; a name with a "/" cannot be used either, since it would make a folder
+# Names that a column of a table cannot have in an AnnData file. A name that contains "/" is not possible either, since
+# it would create a folder (group) in the file.
 _RESERVED = ("", ".", "..", "_index")
 
 
 def as_storable(table: pd.DataFrame, slot: str = "obs") -> pd.DataFrame:
-    """Convert a table to types and column names that a store can hold.
+    """Convert a table to column types and column names that AnnData can write to a file.
 
-    - Columns of numbers, truth values or text, and of categories of these, keep their values.
-    - Columns of dates, intervals, mixed values and the like become categories of text. The text is the same as that of
-      labels (:func:`~scbd._shared.labels.label_values`), so that a model finds the labels that it was set up with.
-    - Columns with a name that no store can hold, such as a name with a ``/``, get another name (:func:`stored_names`).
-      A log line names them.
+    - Columns of numbers, truth values or text, and categorical columns of such values, keep their values.
+    - Columns of other values, such as dates, intervals, or numbers mixed with text, become categorical columns of text.
+      The text is the same as in perturbation and environment labels (:func:`~scbd._shared.labels.label_values`), so
+      that a model finds the labels that it was set up with.
+    - Columns whose name cannot be written, such as a name with a ``/``, get a different name (:func:`stored_names`). A
+      log line states the new names.
 
-    The given table does not change. It is returned itself if there is nothing to convert.
+    The given table is not modified. If no column needs a conversion, the given table itself is returned.
 
     Parameters
     ----------
     table
-        Table of the cells.
+        Table to be written, such as ``obs`` with one row per cell.
     slot
-        Name of the table in messages.
+        Name of the table in messages, such as ``"obs"``.
 
     Raises
     ------
     ValueError
-        If two columns have the same name, a name is not text, or a column holds values that cannot be written as text
-        (the message names the column).
+        If two columns have the same name, a column name is not text, or a column holds values that cannot be written
+        as text (the message names the column).
     """
     if numbers := [name for name in table.columns if not isinstance(name, str)]:
         msg = f"{slot} has columns whose names are not text ({join_first(numbers)}): use {slot}.columns.astype(str)."
@@ -71,13 +74,19 @@ def as_storable(table: pd.DataFrame, slot: str = "obs") -> pd.DataFrame:
     if others:
         pairs = join_first(f"{name!r} as {other!r}" for name, other in others.items())
         logger.info("%s: columns whose names a file cannot hold are stored under others: %s.", slot, pairs)
-    # build a new frame, since a view would write to the given table; from arrays, since names of rows may be repeated
+    # Build a new table, since assigning columns to a view would modify the given table. Build it from arrays without
+    # an index, since pandas cannot align columns if names of rows are repeated.
     held = {others.get(name, name): values.array for name, (_, values) in columns.items()}
     return pd.DataFrame(held, index=pd.Index(table.index))
 
 
 def stored_names(names: Iterable[str]) -> dict[str, str]:
-    """Return another name for each column whose own name no store can hold, such as ``a_b`` for ``a/b``."""
+    """Choose new names for columns whose names cannot be written to an AnnData file, such as ``a_b`` for ``a/b``.
+
+    Returns
+    -------
+    Dictionary from present to new names. It contains only the columns that need a new name.
+    """
     taken, found = set(names), {}
     for name in names:
         if "/" not in name and name not in _RESERVED:
@@ -90,19 +99,30 @@ def stored_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _storable_column(values: pd.Series, where: str) -> pd.Series:
-    """Return a column in a type that a store can hold; the same object if its type is one already."""
+    """Convert a column of a table to a type that AnnData can write to a file.
+
+    If the column has such a type already, the given object itself is returned.
+
+    Parameters
+    ----------
+    values
+        Column to convert.
+    where
+        Name of the column, for error messages.
+    """
     if isinstance(values.dtype, pd.CategoricalDtype):
         return values if _are_categories_storable(values.cat.categories) else _categories_as_text(values, where)
     if isinstance(values.dtype, np.dtype) and values.dtype != object and values.dtype.kind in "biufc":
         return values
     if isinstance(values.array, (pd.arrays.IntegerArray, pd.arrays.BooleanArray)):
         return values
-    if is_numeric_dtype(values) or is_bool_dtype(values):  # arrow, sparse, or floats with a mask
+    # numbers and truth values in types of pandas that AnnData cannot write: Arrow, sparse, or floats with a mask
+    if is_numeric_dtype(values) or is_bool_dtype(values):
         kind = "boolean" if is_bool_dtype(values) else "Int64" if is_integer_dtype(values) else None
         plain = values.astype(kind) if kind else pd.Series(values.to_numpy(np.float64, na_value=np.nan), values.index)
         return cast("pd.Series", plain)
     values = values.astype(object) if isinstance(values.dtype, pd.StringDtype) else values
-    if values.dtype != object:  # dates and intervals keep their order
+    if values.dtype != object:  # dates and intervals: their categories keep the order of time or of numbers
         return _categories_as_text(values.astype("category"), where)
     kind = infer_dtype(values, skipna=True)
     if kind == "string" and not values.hasnans:
@@ -116,7 +136,7 @@ def _storable_column(values: pd.Series, where: str) -> pd.Series:
 
 
 def _are_categories_storable(categories: pd.Index) -> bool:
-    """Return whether a store can hold categories of this type."""
+    """Return whether AnnData can write a categorical column with these categories to a file."""
     if isinstance(categories.dtype, pd.StringDtype):
         return True
     if categories.dtype == object:
@@ -125,23 +145,35 @@ def _are_categories_storable(categories: pd.Index) -> bool:
 
 
 def _categories_as_text(labels: pd.Series, where: str) -> pd.Series:
-    """Return a categorical column with its categories as text, in their order."""
+    """Convert the categories of a categorical column to text, and keep the order of the categories if possible.
+
+    The order is kept unless two categories, such as the number 1 and the text "1", have the same text.
+
+    Parameters
+    ----------
+    labels
+        Categorical column.
+    where
+        Name of the column, for error messages.
+    """
     _check_values(labels.cat.categories, where)
     texts = list(map(_text, labels.cat.categories.tolist()))
     if len(set(texts)) == len(texts):
         return labels.cat.rename_categories(texts)
-    return labels.astype(object).map(_text, na_action="ignore").astype("category")  # 1 and "1" have the same text
+    # merge categories that have the same text, such as the number 1 and the text "1"
+    return labels.astype(object).map(_text, na_action="ignore").astype("category")
 
 
 def _text(value: Any) -> str:
-    """Return the text of a value, as in labels."""
-    if isinstance(value, list):  # str() of a list would include the types of numbers
+    """Return the text of a value of a column, which is the same as in perturbation and environment labels."""
+    # str() of a list of numpy numbers would include their types, as in [np.int64(1)]
+    if isinstance(value, list):
         return f"[{', '.join(map(_text, value))}]"
     return label_text(value)
 
 
 def _check_values(values: Iterable[Any], where: str) -> None:
-    """Raise ``ValueError`` if a value of a column cannot be written as text."""
+    """Raise ``ValueError`` if a value of a column, such as an array or a set, cannot be converted to text."""
     unfit = next((value for value in values if not _has_text(value)), None)
     if unfit is not None:
         msg = (
@@ -152,7 +184,11 @@ def _check_values(values: Iterable[Any], where: str) -> None:
 
 
 def _has_text(value: Any) -> bool:
-    """Return whether the text of a value represents it completely, and is the same in another process."""
+    """Return whether a value can be replaced by its text without loss.
+
+    The text must represent the whole value, and must be the same in each process. Arrays, sets, dictionaries, and
+    objects whose text is only their type and memory address do not meet these conditions.
+    """
     if isinstance(value, (list, tuple)):
         return all(map(_has_text, value))
     is_table = hasattr(value, "__array__") and np.ndim(value) > 0

@@ -1,4 +1,8 @@
-"""Images and features in Zarr arrays, read row by row from the bytes of their chunks."""
+"""Fast reading of images and features from Zarr arrays: the bytes of single chunks are read directly from the files.
+
+Zarr divides an array into chunks, which are compressed one by one. Several chunks can be stored in one file, which is
+called a shard.
+"""
 
 from __future__ import annotations
 
@@ -17,42 +21,45 @@ if TYPE_CHECKING:
 
     import zarr
 
-# A shard ends with an index of its chunks. Sizes in bytes: an entry (offset and length of one chunk), and the checksum
-# that follows all entries.
+# Sizes, in bytes, of two parts of the index at the end of a Zarr shard (a file with several chunks): the index entry of
+# one chunk, which holds the offset and the length of the chunk in the file, and the checksum after the last entry.
 _INDEX_ENTRY_BYTES, _CHECKSUM_BYTES = 16, 4
-# offset in the index of a chunk that is not stored
+# value in place of the offset, in the index of a shard, which states that the chunk is not stored
 _ABSENT_CHUNK_OFFSET = np.uint64(2**64 - 1)
-# maximum gap, in bytes, between chunks that are read with one call
+# Maximum number of bytes between two requested chunks of a file at which both are read with one system call. The bytes
+# between them are read as well, and are discarded.
 _MAX_GAP_BYTES = 2**16
 
 
 class ZarrSource:
-    """Images or features in a Zarr array.
+    """Source of images or features that are stored in a Zarr array with one row per cell.
 
-    Chunks are read as bytes directly from the files, many times faster than with Zarr, if all of these conditions hold:
+    If all of these conditions hold, the bytes of chunks are read directly from the files, which is many times faster
+    than reading with the zarr package:
 
     - The array is in a local folder, in Zarr format 3 and in the byte order of this machine.
     - Each chunk holds whole rows.
-    - The compression is a common one (none, lz4, zstd, blosc or gzip).
+    - The array is not compressed, or compressed with lz4, zstd, blosc or gzip.
 
-    Otherwise, the array is read with Zarr.
+    Otherwise, the array is read with the zarr package.
 
-    Reading verifies the checksums of compressed rows. For uncompressed rows that are one chunk each, verification would
-    take longer than reading, so that only :func:`verify_screen` verifies their checksums.
+    Checksums of compressed rows are verified whenever these rows are read. If rows are not compressed and each is a
+    chunk of its own, verification would take longer than reading. Their checksums are verified only by
+    :func:`verify_screen`.
 
     Parameters
     ----------
     images
-        Array of shape ``(N, C, H, W)``. With ``kind`` for features, an array of shape ``(N, F)``.
+        Zarr array of images ``(N, C, H, W)``, or of features ``(N, F)`` if ``kind`` is ``FEATURES``.
     where
-        Name of the array in error messages.
+        Name of the array, for error messages.
     kind
-        Kind of inputs: images (default) or features.
+        Kind of data in the array: ``IMAGES`` (default) or ``FEATURES``.
 
     Raises
     ------
     TypeError, ValueError
-        If the array does not hold inputs of this kind, see :class:`ArraySource`.
+        If the shape or dtype of the array does not suit this kind of data, see :class:`ArraySource`.
 
     Examples
     --------
@@ -72,39 +79,40 @@ class ZarrSource:
         self.dtype: np.dtype = images.dtype
         self._images, self._where = images, where
         self.chunk_rows: int = images.chunks[0]
-        """Number of rows per chunk; reading one row costs as much as reading all rows of its chunk."""
+        """Number of rows per chunk of the Zarr array. Reading one row costs as much as reading its whole chunk."""
         self._chunks_per_shard = 1 if images.shards is None else images.shards[0] // images.chunks[0]
         local = isinstance(images.store, LocalStore) and images.metadata.zarr_format == 3
         self._decoders = _chunk_decoders(images) if local and images.chunks[1:] == images.shape[1:] else None
         if self._decoders is not None:
             self._files = _ByteRangeReader(Path(images.store.root) / images.path)  # type: ignore[attr-defined]
         self._indices: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        # Zarr does not store chunks that hold only the fill value. Stores written by scbd have no such chunks, so that
-        # a missing chunk of these stores is lost data.
+        # A chunk that is not stored normally means that all its numbers equal the fill value of the array. In arrays
+        # that scbd has written, no chunk is of this kind, so that a missing chunk is lost data.
         self._complete = STORE_KEY in images.attrs
 
     def read(self, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        """Read the inputs of the given rows, in the given order, into an array that the caller may modify.
+        """Read the images or features of the given rows, in the given order.
 
         Parameters
         ----------
         rows
-            Row numbers or a slice.
+            Row numbers (one row per cell), or a slice of rows.
         out
-            Contiguous array to write to, of shape ``(len(rows), …)`` and the stored dtype. Default: a new array.
+            Contiguous array to write to, of shape ``(number of rows, …)`` and the stored dtype. Default: a new array.
 
         Returns
         -------
-        Inputs ``(len(rows), …)`` in the stored dtype.
+        Images ``(number of rows, C, H, W)`` or features ``(number of rows, F)``, in the stored dtype. The caller may
+        modify this array.
 
         Raises
         ------
         IndexError
             If a row number is out of range.
         FileNotFoundError
-            If a shard is missing from a store that scbd has written.
+            If scbd has written the array, and one of its files is missing.
         ValueError
-            If a file is truncated, or a checksum is wrong. The message names the file and the rows in it.
+            If a file is truncated, or the checksum of its data is wrong. The message names the file and its rows.
         """
         out = allocate_output(self, rows, out)
         if self._decoders is None:
@@ -130,7 +138,19 @@ class ZarrSource:
         return out
 
     def _read_shard(self, number: int, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
-        """Read rows of one shard, given in ascending order, into the positions ``places`` of ``out``."""
+        """Read rows that are stored in one shard, that is, in one file with one or several chunks.
+
+        Parameters
+        ----------
+        number
+            Number of the shard.
+        rows
+            Row numbers in the whole array, in ascending order.
+        places
+            Position in ``out`` for each of these rows.
+        out
+            Array to write the rows to.
+        """
         if number not in self._indices:
             self._indices[number] = self._read_index(number)
         offsets, lengths = self._indices[number]
@@ -141,7 +161,7 @@ class ZarrSource:
             rows, places, chunks = rows[~empty], places[~empty], chunks[~empty]
         if not len(rows):
             return
-        # uncompressed chunks of one row each, with or without a checksum at the end
+        # test whether chunks are uncompressed and hold one row each, with or without a checksum at the end
         if self.chunk_rows == 1 and self._decoders in ([_copy_bytes], [_strip_checksum, _copy_bytes]):
             self._read_plain(self._key(number), offsets[chunks], lengths[chunks], places, out)
         else:
@@ -150,9 +170,20 @@ class ZarrSource:
     def _read_plain(
         self, key: str, offsets: np.ndarray, lengths: np.ndarray, places: np.ndarray, out: np.ndarray
     ) -> None:
-        """Read uncompressed chunks of one row each straight into ``out``, without verifying their checksums.
+        """Read uncompressed chunks of one row each directly into ``out``, without verifying their checksums.
 
-        Chunks that are adjacent in the file and in ``out`` are read with one call.
+        Chunks that are adjacent both in the file and in ``out`` are read with one system call.
+
+        Parameters
+        ----------
+        key
+            Name of the file.
+        offsets, lengths
+            Position and length of each chunk in the file, in bytes. The length includes the checksum.
+        places
+            Position in ``out`` for the row of each chunk.
+        out
+            Array to write the rows to.
         """
         size = out[:1].nbytes
         flat = out.data.cast("B")
@@ -175,7 +206,25 @@ class ZarrSource:
         places: np.ndarray,
         out: np.ndarray,
     ) -> None:
-        """Read chunks and decode them one by one; chunks that lie close together in the file are read with one call."""
+        """Read chunks of one file, decode them one by one, and copy the requested rows to ``out``.
+
+        Chunks that lie close together in the file are read with one system call.
+
+        Parameters
+        ----------
+        key
+            Name of the file.
+        offsets, lengths
+            Position and length, in bytes, of each chunk in the file.
+        rows
+            Requested row numbers in the whole array, in ascending order.
+        chunks
+            For each requested row, the number of its chunk in the file.
+        places
+            For each requested row, its position in ``out``.
+        out
+            Array to write the rows to.
+        """
         edges = list(iterate_runs(np.diff(chunks) != 0))
         wanted = chunks[[start for start, _ in edges]]
         starts, ends = offsets[wanted], offsets[wanted] + lengths[wanted]
@@ -197,9 +246,17 @@ class ZarrSource:
                     out[places[start:stop]] = chunk[rows[start:stop] % self.chunk_rows]
 
     def _read_index(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the offset and the length, in bytes, of each chunk of a shard, int64 ``(chunks_per_shard,)`` each.
+        """Read where each chunk lies in a shard, that is, in a file with one or several chunks.
 
-        A chunk that is not stored, because it holds only the fill value, has length 0.
+        Parameters
+        ----------
+        number
+            Number of the shard.
+
+        Returns
+        -------
+        Offsets and lengths of its chunks in bytes, two arrays int64 ``(chunks_per_shard,)``. The length is 0 if a chunk
+        is not stored because all its numbers equal the fill value of the array.
         """
         n, key = self._chunks_per_shard, self._key(number)
         try:
@@ -225,9 +282,11 @@ class ZarrSource:
 
 
 def _chunk_decoders(array: zarr.Array) -> list[Callable] | None:
-    """Return the functions that decode the bytes of a chunk, in order, or `None` if only Zarr can decode the array.
+    """Return the functions that decode the bytes of a chunk of a Zarr array, in the order in which they are applied.
 
-    Each function takes the result of the one before. The last function also takes the array to write the rows to.
+    The first function is applied to the bytes of the chunk, and each further function to the result of the previous
+    function. The last function takes as a second argument the array that it writes the rows to. The result is `None`
+    if the array has a compression or layout that only the zarr package can decode.
     """
     import numcodecs
     from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, ZstdCodec
@@ -254,12 +313,17 @@ def _chunk_decoders(array: zarr.Array) -> list[Callable] | None:
 
 
 def _option_text(choice: Any) -> str:
-    """Return the text of one of Zarr's options, which is an enumeration member up to Zarr 3.3 and text from 3.4 on."""
+    """Return the value of an option of a Zarr codec, such as the byte order, as text.
+
+    The option is a member of an enumeration up to version 3.3 of the zarr package, and a text from version 3.4 on.
+    """
     return str(getattr(choice, "value", choice))
 
 
 def _strip_checksum(data: bytes | memoryview) -> memoryview:
-    """Return the data without its last four bytes, after verifying that these are the checksum (CRC-32C) of the rest.
+    """Verify the checksum at the end of the bytes of a chunk, and return the bytes before it.
+
+    The last four bytes are the CRC-32C checksum of all bytes before them.
 
     Raises
     ------
@@ -270,7 +334,7 @@ def _strip_checksum(data: bytes | memoryview) -> memoryview:
 
     view = memoryview(data)
     body, stored = view[:-_CHECKSUM_BYTES], int.from_bytes(view[-_CHECKSUM_BYTES:], "little")
-    # CRC32C.checksum accepts an array, but not a memoryview
+    # convert the data to an array, since CRC32C.checksum does not accept a memoryview
     if CRC32C.checksum(np.frombuffer(body, np.uint8)) != stored:
         msg = "a checksum is wrong"
         raise ValueError(msg)
@@ -278,16 +342,19 @@ def _strip_checksum(data: bytes | memoryview) -> memoryview:
 
 
 def _copy_bytes(data: bytes | memoryview, out: np.ndarray) -> None:
-    """Copy the uncompressed bytes of a chunk into an array."""
+    """Copy the uncompressed bytes of a chunk into ``out``, an array of the shape and dtype of the chunk."""
     out[...] = np.frombuffer(data, out.dtype).reshape(out.shape)
 
 
 class _ByteRangeReader:
-    """Files of a folder, read by ranges of bytes; up to 256 of them are kept open."""
+    """Reader of ranges of bytes from the files of a folder.
 
-    # maximum number of open files
+    Files stay open after reading, so that the next range of a file is read faster. At most 256 files are open at once.
+    """
+
+    # maximum number of files that are kept open
     _MOST = 256
-    # maximum number of buffers per system call; Linux accepts 1,024
+    # maximum number of memory buffers that one system call (preadv) fills; Linux accepts up to 1,024
     _TARGETS = 512
 
     def __init__(self, folder: Path) -> None:
@@ -295,15 +362,24 @@ class _ByteRangeReader:
         self._open: OrderedDict[str, int] = OrderedDict()
 
     def path(self, key: str) -> Path:
-        """Return the path of a file."""
+        """Return the full path of a file of the folder."""
         return self._folder / key
 
     def size(self, key: str) -> int:
-        """Return the size of a file in bytes."""
+        """Return the size of a file of the folder in bytes."""
         return self.path(key).stat().st_size
 
     def read(self, key: str, start: int, length: int) -> bytes:
-        """Read ``length`` bytes from position ``start``; a negative ``start`` counts from the end of the file.
+        """Read a range of bytes from a file.
+
+        Parameters
+        ----------
+        key
+            Name of the file in the folder.
+        start
+            Position of the first byte. A negative position counts from the end of the file.
+        length
+            Number of bytes to read.
 
         Raises
         ------
@@ -322,7 +398,16 @@ class _ByteRangeReader:
         return data
 
     def read_into(self, key: str, start: int, targets: Sequence[memoryview]) -> None:
-        """Fill the targets one after the other with bytes from position ``start`` on, without an intermediate copy.
+        """Read consecutive bytes of a file directly into several memory buffers, without an intermediate copy.
+
+        Parameters
+        ----------
+        key
+            Name of the file in the folder.
+        start
+            Position of the first byte in the file.
+        targets
+            Buffers, which are filled completely, one after the other.
 
         Raises
         ------
@@ -342,7 +427,8 @@ class _ByteRangeReader:
                 start += n
                 while some and n >= len(some[0]):
                     n -= len(some.pop(0))
-                if n:  # filled in part, since a system call reads at most 2 GiB
+                # a buffer may be filled only in part, since a system call reads at most 2 GiB: continue with its rest
+                if n:
                     some[0] = some[0][n:]
 
     def _descriptor(self, key: str) -> int:

@@ -1,4 +1,7 @@
-"""Public and simulated data sets as AnnData, and networks of known gene relations as data frames."""
+"""Data sets: published screens, coloured digits and simulated screens, and networks of known gene relations.
+
+Screens and digits are returned as AnnData, networks as data frames.
+"""
 
 from scbd.datasets._digits import colored_digits, colored_mnist
 from scbd.datasets._networks import corum, gene_pairs, gene_sets

@@ -1,4 +1,8 @@
-"""Coloured handwritten digits: the colour predicts the digit in training and carries no information in the test."""
+"""Images of coloured handwritten digits, as a test of methods that should ignore the environment (the colour).
+
+In the training environments, the paleness of the colour predicts the digit. In the test environment, all digits are
+white.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,9 @@ if TYPE_CHECKING:
 
 Protocol = Literal["balanced", "authors"]
 
-# side of the images in pixels
+# side of the digit images in pixels
 _SIZE = 32
-# colours of the red and the green environment in plots
+# colours in which plots show the red and the green training environment
 _ENVIRONMENT_PLOT_COLORS = ("#D62728", "#2CA02C")
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _MNIST = {
@@ -38,15 +42,16 @@ _MNIST = {
 
 
 def colored_digits(*, seed: int = 0) -> AnnData:
-    """Load the 1,797 handwritten digits that come with scikit-learn, coloured; offline, in about a second.
+    """Load the 1,797 handwritten digits that come with scikit-learn, in colour, without a download in about a second.
 
-    In the two training environments (red and green), the colour predicts the digit perfectly. In the white test
-    environment, it carries no information. A model that uses the colour fails there.
+    In each of the two training environments (red and green), the paleness of the colour predicts the digit perfectly.
+    In the test environment, all digits are white, so that the colour carries no information. A model that uses the
+    colour fails in the test environment.
 
     Parameters
     ----------
     seed
-        Seed of the split and of the environments.
+        Seed of the split into training, validation and test digits, and of the environments.
 
     Returns
     -------
@@ -71,7 +76,7 @@ def colored_digits(*, seed: int = 0) -> AnnData:
     from sklearn.datasets import load_digits
 
     images, digits = load_digits(return_X_y=True)
-    # bilinear interpolation between pixel centres, as in image libraries
+    # enlarge images from 8 to 32 pixels, by bilinear interpolation between pixel centres as in image libraries
     grey = zoom(images.reshape(-1, 8, 8) / 16, (1, 4, 4), order=1, grid_mode=True, mode="nearest")
     order = np.random.default_rng(seed).permutation(len(digits))
     split = np.empty(len(digits), dtype=object)
@@ -92,37 +97,39 @@ def colored_mnist(
     protocol: Protocol = "balanced",
     seed: int = 0,
 ) -> AnnData:
-    """Load Colored MNIST as in the paper: red and green training digits, white test digits.
+    """Load Colored MNIST as in Makino et al. (2025): red and green training digits, white test digits.
 
-    In each colour, the paleness of a digit determines which digit it is. Paleness increases from 0 to 9 in red and
-    decreases from 0 to 9 in green. With more than two environments, each further colour has its own random order. Hues
-    are equally spaced on the colour circle; with two environments they are a third of the circle apart.
+    The two training environments are red and green. Within an environment, the paleness of the colour determines the
+    digit: paleness increases from digit 0 to digit 9 in red, and decreases in green. With more than two environments,
+    paleness has a random order of its own in each additional colour. Hues are equally spaced on the colour circle; with
+    two environments, they differ by a third of the circle.
 
     Parameters
     ----------
     path
-        Folder with the four official ``*-ubyte.gz`` files. By default they are downloaded once (11 MB, with verified
-        checksums) into the user's cache.
+        Folder with the four official MNIST files, ``*-ubyte.gz``. By default these files are downloaded once (11 MB,
+        with verified checksums) into the user's cache.
     n_train, n_test
-        Number of digits drawn at random from the 60,000 training digits (split 80/20 into training and validation) and
-        from the 10,000 white test digits. By default all digits are used.
+        Number of digits drawn at random from the 60,000 official training digits, which are then split 80/20 into
+        training and validation, and from the 10,000 official test digits, which become white. By default all digits are
+        used.
     colored
-        Whether training digits are coloured. With `False` they are white as well. A model trained on them then shows
-        the best possible result on white digits (an oracle), and the environment has no effect.
+        Whether training digits are coloured. With `False`, training digits are white, too, and the environment has no
+        effect. A model trained on white digits shows the best possible result on the white test digits (an oracle).
     n_environments
-        Number of training environments.
+        Number of training environments, each of which has its own hue.
     imbalance
         Coefficient of variation of the expected numbers of digits per environment; 0 for environments of equal size.
     n_digits
-        Number of digit classes: only digits below this number are kept.
+        Number of digit classes. Only digits below this number are used.
     protocol
         - ``"balanced"`` (default): environments are equally large if ``imbalance`` is 0. Environments and split are
-          drawn with ``seed``.
+          drawn at random with ``seed``.
         - ``"authors"``: the data on which the paper's authors trained, whatever the seed. The environment of each digit
           is one throw of a fair coin, 48,000 digits are for training, and colours are not rounded to 8-bit levels. All
           digits are used, in the order of the files.
     seed
-        Seed of the split, the environments and the subset.
+        Seed of the split, of the environments and of the random choice of digits.
 
     Returns
     -------
@@ -140,8 +147,8 @@ def colored_mnist(
     ConnectionError
         If the files cannot be downloaded.
     ValueError
-        If a file is not the official one, a number is out of range, the protocol is unknown, or an argument other than
-        ``path``, ``colored`` and ``seed`` is changed with ``protocol="authors"``.
+        If a file is not the official one, a number is out of range, ``protocol`` is unknown, or an argument other than
+        ``path``, ``colored`` and ``seed`` differs from its default with ``protocol="authors"``.
 
     References
     ----------
@@ -184,7 +191,7 @@ def colored_mnist(
 
 
 def _check_default_arguments(given: dict[str, Any]) -> None:
-    """Raise ``ValueError`` if an argument differs from its default, which ``protocol="authors"`` does not support."""
+    """Raise ``ValueError`` if an argument that ``protocol="authors"`` does not support differs from its default."""
     usual = {"n_train": None, "n_test": None, "n_environments": 2, "imbalance": 0.0, "n_digits": 10}
     if changed := [f"{name}={value!r}" for name, value in given.items() if value != usual[name]]:
         msg = f"protocol='authors' is one data set, of all digits: leave out {', '.join(changed)}."
@@ -192,7 +199,7 @@ def _check_default_arguments(given: dict[str, Any]) -> None:
 
 
 def _authors_mnist(folder: Path, *, colored: bool) -> AnnData:
-    """Load the data on which the paper's authors trained: all digits in the order of the files."""
+    """Load Colored MNIST with the split and environments that Makino et al. (2025) drew, in the order of the files."""
     (images, labels), (test_images, test_labels) = (_read_mnist_part(folder, part) for part in ("train", "t10k"))
     codes, is_train = draw_authors_split(len(labels))
     split = np.where(is_train, "train", "validation").astype(object)
@@ -207,17 +214,17 @@ def _authors_mnist(folder: Path, *, colored: bool) -> AnnData:
 
 
 def _read_mnist_part(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Read the images and labels of a part of MNIST, ``"train"`` or ``"t10k"``."""
+    """Read the images and labels of the official training digits (``"train"``) or test digits (``"t10k"``) of MNIST."""
     return read_idx(folder / f"{part}-images-idx3-ubyte.gz"), read_idx(folder / f"{part}-labels-idx1-ubyte.gz")
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Read a gzipped IDX file of unsigned bytes.
+    """Read a gzipped file of unsigned bytes in the IDX format, the format of the official MNIST files.
 
     Raises
     ------
     ValueError
-        If the file is not in this format, or is truncated.
+        If the file does not have the IDX format, or is truncated.
     """
     try:
         data = gzip.decompress(path.read_bytes())
@@ -249,13 +256,13 @@ def _mnist_folder(path: str | os.PathLike[str] | None) -> Path:
 
 
 def _resize_nearest(images: np.ndarray) -> np.ndarray:
-    """Resize square images to 32 pixels by nearest neighbour."""
+    """Resize square images ``(N, H, H)`` to 32 × 32 pixels by nearest-neighbour interpolation."""
     index = np.arange(_SIZE) * images.shape[1] // _SIZE
     return images[:, index][:, :, index]
 
 
 def _draw_environments(split: np.ndarray, seed: int, n: int = 2, imbalance: float = 0.0) -> np.ndarray:
-    """Draw the environment code of each digit; -1 for test digits.
+    """Draw the training environment of each digit, as an integer code; test digits have the code -1.
 
     Parameters
     ----------
@@ -266,9 +273,10 @@ def _draw_environments(split: np.ndarray, seed: int, n: int = 2, imbalance: floa
     n
         Number of training environments.
     imbalance
-        Coefficient of variation of their expected sizes; with 0, sizes are equal.
+        Coefficient of variation of the expected numbers of digits per environment. With 0, environments are equally
+        large.
     """
-    # separate random stream, so that environments are independent of the split
+    # a random stream of its own, so that the environments do not depend on the random split
     rng = np.random.default_rng([seed, 1])
     if imbalance:
         weight = rng.gamma(imbalance**-2, size=n)
@@ -290,7 +298,10 @@ def _build_digits(
     colored: bool = True,
     rounded: bool = True,
 ) -> AnnData:
-    """Build an AnnData from grey digits, painted according to their environment codes if ``colored``."""
+    """Build the AnnData of grey digits, which are painted in the colours of their environments if ``colored`` is true.
+
+    If ``colored`` is false, all digits are white.
+    """
     from anndata import AnnData
 
     names, hues, shades = environment_colours(n_environments, seed)
@@ -307,22 +318,23 @@ def _build_digits(
         obs=obs,
         var=pd.DataFrame(index=["red", "green", "blue"]),
         obsm={IMAGE_KEY: paint(grey, np.asarray(digits), painted_by, hues, shades, rounded=rounded)},
-        # scanpy reads plot colours here; grey stands for white, which would be invisible on paper
+        # plot colours of the environments, stored where scanpy reads them. The white environment is plotted in grey,
+        # because white would be invisible on paper.
         uns={"environment_colors": [*_ENVIRONMENT_PLOT_COLORS, "#B0B0B0"]} if n_environments == 2 else {},
     )
 
 
 def colorize(grey: np.ndarray, digits: np.ndarray, environments: np.ndarray) -> np.ndarray:
-    """Colour grey digits by the paper's recipe (appendix, Colored MNIST).
+    """Colour grey digits by the recipe of Makino et al. (2025), appendix on Colored MNIST.
 
     Parameters
     ----------
     grey
-        Intensities in [0, 1], ``(N, H, W)``.
+        Grey images of digits, with intensities in [0, 1], ``(N, H, W)``.
     digits
         Digits ``y`` from 0 to 9, ``(N,)``.
     environments
-        Environment of each digit, ``(N,)``. The intensities are multiplied by:
+        Name of the environment of each digit, ``(N,)``. It determines the factors by which intensities are multiplied:
 
         - ``"red"``: 1 in the red channel, ``y / 10`` in the other channels;
         - ``"green"``: 1 in the green channel, ``(9 - y) / 10`` in the other channels;
@@ -330,16 +342,20 @@ def colorize(grey: np.ndarray, digits: np.ndarray, environments: np.ndarray) -> 
 
     Returns
     -------
-    Images, uint8 ``(N, 3, H, W)``.
+    Colour images, uint8 ``(N, 3, H, W)``.
     """
     names, hues, shades = environment_colours(2, seed=0)
     return paint(grey, digits, pd.Index(names).get_indexer(environments), hues, shades)
 
 
 def environment_colours(n: int, seed: int) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Return the name, the hue ``(n, 3)`` and the paleness of each digit ``(n, 10)`` for ``n`` environments."""
+    """Return the names, hues and palenesses of ``n`` training environments.
+
+    The hue of an environment is an RGB colour; hues are ``(n, 3)``. Its paleness, from 0 (pure hue) to 1 (white), is
+    given for each of the ten digits; palenesses are ``(n, 10)``.
+    """
     pale = np.arange(10) / 10
-    # with two environments: red and green, a third of the colour circle apart, as published
+    # the hues of two environments are red and green, as in the paper, which differ by a third of the colour circle
     hues = np.array([colorsys.hsv_to_rgb(k / max(n, 3), 1.0, 1.0) for k in range(n)])
     rng = np.random.default_rng([seed, 2])
     shades = np.stack([pale, pale[::-1], *(rng.permutation(pale) for _ in range(n - 2))])
@@ -355,11 +371,11 @@ def paint(
     *,
     rounded: bool = True,
 ) -> np.ndarray:
-    """Paint grey digits with the hue and paleness of their environment; digits of environment -1 are white.
+    """Paint grey digits in the hue of their environment, with the paleness of the digit; environment -1 is white.
 
     Returns
     -------
-    Images ``(N, 3, H, W)``, uint8, or float32 from 0 to 1 if not ``rounded``.
+    Colour images ``(N, 3, H, W)``, uint8 if ``rounded`` is true, otherwise float32 from 0 to 1.
     """
     hue, shade = hues[environments], shades[environments, digits][:, None]
     color = (hue + shade * (1 - hue)).astype(np.float32)
@@ -368,12 +384,12 @@ def paint(
     return np.rint(255 * grey * color).astype(np.uint8) if rounded else grey * color
 
 
-# fraction of the 60,000 official training digits used for training; the others are for validation
+# fraction of the 60,000 official training digits that is used for training; the rest is used for validation
 TRAIN_FRACTION = 0.8
 
 
 def draw_authors_split(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw environments and training split of the training digits exactly as the paper's authors did.
+    """Draw the environments and the split of the official training digits exactly as Makino et al. (2025) did.
 
     Parameters
     ----------
@@ -382,12 +398,13 @@ def draw_authors_split(n: int) -> tuple[np.ndarray, np.ndarray]:
 
     Returns
     -------
-    - Environment codes, int64 ``(n,)``: one independent fair coin per digit, the first draw of PyTorch's generator with
-      seed 0.
-    - Whether a digit is used for training, boolean ``(n,)``: four fifths, drawn without replacement by NumPy's legacy
-      generator (``RandomState``) with seed 0.
+    - Environment codes, int64 ``(n,)``: one throw of a fair coin per digit, from the first draw of PyTorch's generator
+      with seed 0.
+    - Mask of the digits used for training, boolean ``(n,)``: four fifths of the digits, drawn without replacement by
+      NumPy's legacy generator (``RandomState``) with seed 0.
     """
-    import torch  # imported here, so that reading data does not require torch
+    # imported inside this function, so that other functions of the module do not require torch
+    import torch
 
     codes = torch.randint(0, 2, (n,), generator=torch.Generator().manual_seed(0)).numpy()
     is_train = np.zeros(n, dtype=bool)

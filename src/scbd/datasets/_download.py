@@ -1,4 +1,4 @@
-"""Download of published files, with a local cache, a verified checksum and a log message about the licence."""
+"""Download of published data files into a local cache, with a verified checksum and a log message about the licence."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ logger = logging.getLogger(__name__)
 
 
 def download_cached(url: str, *, checksum: str, folder: str, licence: str) -> Path:
-    """Download a file, or return its path if it is already in the user's cache.
+    """Download a file unless it is already in the user's cache, and return its path in the cache.
 
     Parameters
     ----------
     url
-        Address of the file. Its last part is the name of the file.
+        Address of the file. The last part of the address is the name of the file.
     checksum
-        ``"algorithm:digest"``. A downloaded file with another checksum is not kept.
+        Expected checksum of the file, in the form ``"algorithm:digest"``. A downloaded file with another checksum is
+        deleted.
     folder
-        Folder within the cache.
+        Name of the folder within the user's cache.
     licence
-        Licence, reported in a log message.
+        Licence of the file, reported in a log message.
 
     Returns
     -------

@@ -1,7 +1,8 @@
-"""Networks of known relations between genes, as data frames with the columns ``source`` and ``target``.
+"""Networks of known relations between genes, read from files as data frames with columns ``source`` and ``target``.
 
-``net.attrs["kind"]`` specifies the meaning of the sources: ``"sets"`` (names of complexes) or ``"pairs"`` (genes). The
-attribute is kept by boolean masks, copies and ``drop_duplicates``. It is lost by ``merge`` and in files.
+The column ``target`` contains genes. For a data frame ``net``, the attribute ``net.attrs["kind"]`` specifies the
+content of ``source``: names of gene sets, such as complexes (``"sets"``), or genes (``"pairs"``). Pandas keeps this
+attribute in boolean selections, copies and ``drop_duplicates``, but loses it in ``merge`` and in files.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import pandas as pd
 from scbd._shared.files import check_file
 from scbd.datasets._download import download_cached
 
-# accepted names of columns with genes, and with sets of genes; in lower-case letters, other characters removed
+# accepted names of the column of genes in a table, compared in lower case and without characters other than letters
 _GENES = ("gene", "genes", "genename", "genesymbol", "symbol", "hgncsymbol", "target")
+# names of a column of gene sets; a table with such a column does not contain pairs of genes
 _SETS = ("group", "complex", "complexname", "set", "geneset", "pathway", "pathwayname")
+# accepted names of the column of gene sets in a table with one gene and its set per line
 _GROUPS = (*_SETS, "term", "source", "cluster")
-# maximum fraction of sets that may have the same genes as another set
+# maximum fraction of the sets in a list that may have exactly the same genes as another set
 _MAX_DUPLICATE_FRACTION = 0.5
 _CORUM = {
     "url": "https://mips.helmholtz-muenchen.de/corum/download/releases/old/allComplexes_v3.0.txt",
@@ -30,9 +33,10 @@ _CORUM = {
 
 
 def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human") -> pd.DataFrame:
-    """Read the protein complexes of CORUM, with one row per complex and gene.
+    """Read the protein complexes of the database CORUM, as a data frame with one row per complex and gene.
 
-    CORUM is licensed CC-BY-NC 4.0 (not for commercial use). It is therefore downloaded and is not part of this package.
+    CORUM is licensed CC-BY-NC 4.0 (not for commercial use). It is therefore not part of this package, and is downloaded
+    instead.
 
     Parameters
     ----------
@@ -41,16 +45,16 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
 
         - the official table ``allComplexes`` (tab-separated). Releases 3.0 to 5.x have different names and orders of
           columns; columns are recognised by name.
-        - a file with one complex per line, ``name<TAB>GENE GENE …``.
+        - a file with one complex per line, in the form ``name<TAB>GENE GENE …``.
 
         By default release 3.0 is downloaded once, with a verified checksum.
     organism
-        Only complexes of this organism are kept. It has no effect on a file with one complex per line.
+        Only complexes of this organism are read. The argument has no effect on a file with one complex per line.
 
     Returns
     -------
-    Frame with the columns ``source`` (complex) and ``target`` (gene symbol), without duplicates. ``attrs["kind"]`` is
-    ``"sets"``.
+    Data frame with the columns ``source`` (complex) and ``target`` (gene symbol), without duplicates. Its
+    ``attrs["kind"]`` is ``"sets"``.
 
     Raises
     ------
@@ -67,8 +71,8 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
 
     Examples
     --------
-    >>> net = scbd.datasets.corum()  # fetched once, then kept  # doctest: +SKIP
-    >>> net = scbd.datasets.corum("coreComplexes.txt")  # or a file of yours  # doctest: +SKIP
+    >>> net = scbd.datasets.corum()  # downloaded once, then read from the cache  # doctest: +SKIP
+    >>> net = scbd.datasets.corum("coreComplexes.txt")  # or a file of your own  # doctest: +SKIP
     """
     if path is None:
         path = download_cached(**_CORUM, folder="networks")
@@ -77,7 +81,8 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
         header = [_normalise_column_name(name) for name in file.readline().rstrip("\n").split("\t")]
     if len(header) == 2:
         return gene_sets(path)
-    # 3.0: ComplexID, ComplexName, Organism, subunits(Gene name); 5.x: complex_id, …, subunits_gene_name
+    # column names in release 3.0: ComplexID, ComplexName, Organism, subunits(Gene name); in releases 5.x: complex_id,
+    # …, subunits_gene_name
     wanted = {"id": "complexid", "name": "complexname", "organism": "organism", "genes": "subunitsgenename"}
     if not set(wanted.values()) <= set(header):
         msg = f"{path} is no CORUM table: it lacks columns for {', '.join(sorted(set(wanted.values()) - set(header)))}."
@@ -88,36 +93,38 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
         msg = f"{path} has no complex of organism {organism!r}."
         raise ValueError(msg)
     name, genes = table[wanted["name"]], table[wanted["genes"]].str.split(";")
-    # different complexes may have the same name: append the identifier to keep them separate
+    # several complexes may have the same name: the identifier is appended to such names to keep the complexes separate
     name = name.where(~name.duplicated(keep=False), name + " [" + table[wanted["id"]] + "]")
     return _finish_network(pd.DataFrame({"source": name, "target": genes}).explode("target"), "sets")
 
 
 def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
-    r"""Read sets of genes, from a list of sets or from a table of genes and groups.
+    r"""Read sets of genes, such as complexes or pathways, from a file with a list of sets or a table of genes.
 
     A **list** has one set per line, ``name<TAB>GENE GENE …``. In a ``.gmt`` file, the second field is a description,
     which is ignored. Genes are separated by blanks, tabs, commas, semicolons or vertical bars.
 
-    A **table** (``.csv``, or tab-separated with any other extension) has one gene and its group per line. Its first
-    line names the columns, for example ``gene,complex``.
+    A **table** (``.csv``, or tab-separated with any other extension) has one gene and the name of its set per line. The
+    first line of the table names the columns, for example ``gene,complex``.
 
     Parameters
     ----------
     path
-        The file. It is read as a table if its first line names a column of genes, otherwise as a list.
+        Path of the file. It is read as a table if its first line names a column of genes, otherwise as a list.
 
     Returns
     -------
-    Frame with the columns ``source`` (set) and ``target`` (gene), without duplicates. ``attrs["kind"]`` is ``"sets"``.
+    Data frame with the columns ``source`` (set) and ``target`` (gene), without duplicates. Its ``attrs["kind"]`` is
+    ``"sets"``.
 
     Raises
     ------
     FileNotFoundError
         If the file does not exist.
     ValueError
-        If the file is empty, a line does not consist of a name and genes, several lines have the same name, more than
-        half of the lines have the same genes as another line, or no single column of a table contains groups.
+        If the file is empty; if, in a list, a line does not consist of a name and genes, several lines have the same
+        name, or more than half of the lines have the same genes as another line; or if a table does not have exactly
+        one column of genes and one column of sets.
 
     Examples
     --------
@@ -160,7 +167,7 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def _read_gene_table(path: Path, mark: str, header: list[str], genes: list[str]) -> pd.DataFrame:
-    """Read sets from a table with a column of genes and a column of groups."""
+    """Read sets of genes from a table with one column of genes and one column with the name of each gene's set."""
     others = [name for name in header if name not in genes]
     groups = others if len(others) == 1 else [name for name in others if _normalise_column_name(name) in _GROUPS]
     if len(genes) > 1 or len(groups) != 1:
@@ -179,23 +186,25 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     """Read pairs of related genes from the first two columns of a CSV file.
 
     The two genes of a pair are sorted by name, and each pair is kept once. Pairs of a gene with itself are excluded.
-    The first line contains column names, unless both of its first two words also occur as genes in other lines.
+    The first line is read as column names, unless both of its first two entries also occur as genes in other lines.
 
     Parameters
     ----------
     path
-        The CSV file.
+        Path of the CSV file.
 
     Returns
     -------
-    Frame with the columns ``source`` and ``target``. ``attrs["kind"]`` is ``"pairs"``.
+    Data frame with one pair of genes per row, in the columns ``source`` and ``target``. Its ``attrs["kind"]`` is
+    ``"pairs"``.
 
     Raises
     ------
     FileNotFoundError
         If the file does not exist.
     ValueError
-        If there are fewer than two columns, or if the name of one of the two indicates sets of genes.
+        If there are fewer than two columns, or if the name of one of the first two columns indicates sets of genes,
+        such as ``complex``.
 
     Examples
     --------
@@ -211,7 +220,8 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     if any(_normalise_column_name(name) in _SETS for name in table.columns[:2]):
         msg = f"{path} is a table of {table.columns[0]} and {table.columns[1]}, not of pairs: read it with gene_sets."
         raise ValueError(msg)
-    if set(table.columns[:2]) <= {*table.iloc[:, 0], *table.iloc[:, 1]}:  # no column names: the first line is a pair
+    # both entries of the first line occur as genes in other lines: the first line is a pair of genes, not column names
+    if set(table.columns[:2]) <= {*table.iloc[:, 0], *table.iloc[:, 1]}:
         table = pd.read_csv(path, dtype=str, keep_default_na=False, header=None)
     first, second = table.iloc[:, 0].str.strip(), table.iloc[:, 1].str.strip()
     swap = first > second

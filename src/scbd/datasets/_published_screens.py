@@ -1,4 +1,4 @@
-"""Real experiments as AnnData: cell crops of Funk et al. (2022), and well features of CPJUMP1."""
+"""Published screens as AnnData: images of single cells of Funk et al. (2022), and features of wells of CPJUMP1."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 CONTROL = "nontargeting"
 _CHANNELS = ["dna_damage", "actin", "dna", "tubulin"]
-# minimum size of a crop in bytes: 4 channels of 96 × 96 pixels, uint16
+# minimum size of a single-cell image (crop) in bytes: 4 channels of 96 × 96 pixels, uint16. It is used to estimate the
+# memory that the crops need.
 _MIN_CROP_BYTES = 4 * 96 * 96 * 2
-# crops read at once
+# number of single-cell images (crops) read from the database at once
 _CROPS_PER_READ = 1000
 _WITH_GUIDES = "write a screen with a table that has sgRNA (read_crops(path, table=…))"
 
@@ -38,46 +39,48 @@ def funk22(
     guides: bool = False,
     seed: int = 0,
 ) -> AnnData:
-    """Read single-cell crops of Funk et al. (2022): 5,050 knockouts in 34 wells, about 26 million crops.
+    """Read images of single cells (crops) of Funk et al. (2022): 5,050 knockouts in 34 wells, about 26 million crops.
 
-    The paper trains on 83 % of the cells and validates on 2 %, with images of 64 pixels. The same setting here is
-    ``train(train_size=0.83, validation_size=0.02)`` and ``SCBDModel(adata, image_size=64)``. Alternatively, resize the
-    images once with :func:`scbd.data.resize_images`.
+    Makino et al. (2025) train on 83 % of the cells and validate on 2 %, with images of 64 pixels. To do the same, use
+    ``train(train_size=0.83, validation_size=0.02)`` and ``SCBDModel(adata, image_size=64)``. Instead of ``image_size``,
+    one can resize the images once with :func:`scbd.data.resize_images`.
 
     Parameters
     ----------
     path
-        The crops, which take terabytes and are not downloaded by this function. One of:
+        Path of the crops, which take terabytes and are not downloaded by this function. It is one of:
 
         - an LMDB (folder with ``data.mdb``) with keys ``UID_plate_well_tile_gene_index`` and values of 4 × 100 × 100
           uint16, as raw bytes or ``.npy``. Requires ``pip install lmdb``.
         - an LMDB in the form used by the code of Set-DINO, with keys ``gene;guide;plate;well;tile;UID`` and values of
           4 × S × S float32 in [0, 1].
-        - a screen (``.zarr``) that :func:`scbd.data.write_screen` made of the crops. If all its cells are used, images
-          are not loaded into memory.
+        - a file (``.zarr``) in which :func:`scbd.data.write_screen` stored the crops. If all of its cells are used,
+          images are not loaded into memory.
     n_cells
-        Number of cells to draw at random. They are loaded into memory, 80 kB per cell. By default all cells are used.
+        Number of cells to draw at random. Their crops are loaded into memory, 80 kB per cell. By default all cells are
+        used.
     genes
         One gene or several genes. Only cells of these genes and of the non-targeting control are used. By default all
         genes are used.
     guides
-        Whether to raise an error if the guide of each cell (``obs["sgRNA"]``) is unknown. Keys of the first form do not
-        contain it. In this case, write a screen with a table that contains it, ``read_crops(path, table=…)``.
+        Whether to raise an error if the guides of cells (``obs["sgRNA"]``) are unknown. LMDB keys of the first form
+        above do not contain the guide. For such a database, store the crops in a file with
+        :func:`scbd.data.write_screen`, together with a table of guides: ``read_crops(path, table=…)``.
     seed
         Seed of the random choice of cells.
 
     Returns
     -------
-    AnnData with ``obsm["single_cell_images"]`` and ``obs``. Images are uint16 ``(N, 4, 100, 100)``, or have the dtype
+    AnnData of the cells. The crops in ``obsm["single_cell_images"]`` are uint16 ``(N, 4, 100, 100)``, or have the dtype
     and size in which they are stored. ``obs`` contains:
 
     - ``gene`` (``"nontargeting"`` for controls);
     - ``plate``;
     - ``well`` (plate and well);
     - ``tile``;
-    - ``sgRNA``, if the keys contain it.
+    - ``sgRNA`` (guide), if the database contains the guides.
 
-    The names of the cells are the UIDs.
+    The names of the cells (``obs_names``) are the unique identifiers (UIDs) in the database.
 
     Raises
     ------
@@ -86,9 +89,9 @@ def funk22(
     FileNotFoundError
         If there is no database.
     ValueError
-        If the file is no database or has no cell, a key or a crop has another form (the message names it), a requested
-        gene has no cell, ``guides=True`` and guides are unknown, or the crops of an LMDB exceed the memory of this
-        machine.
+        If the file is no database or has no cell, a key or a crop does not have one of the forms above (the message
+        names it), a requested gene has no cell, guides are unknown with ``guides=True``, or the crops of an LMDB exceed
+        the memory of this machine.
 
     References
     ----------
@@ -110,7 +113,9 @@ def funk22(
     if path.suffix in (".h5ad", ".zarr"):
         return _read_screen(path, n_cells, genes, seed, guides=guides)
     with open_lmdb(path) as database, database.begin() as transaction:
-        if genes is None:  # with genes, the number is known only after reading all keys, which takes minutes
+        # memory is checked before keys are read, which takes minutes. If only some genes are selected, the number of
+        # their cells is known only after all keys have been read.
+        if genes is None:
             n = transaction.stat()["entries"]
             _check_memory(path, min(n, n if n_cells is None else n_cells), _MIN_CROP_BYTES)
         keys = _select_keys(path, transaction, n_cells, genes, seed)
@@ -135,7 +140,10 @@ def funk22(
 def _select_keys(
     path: Path, transaction: Any, n_cells: int | None, genes: Sequence[str] | None, seed: int
 ) -> list[bytes]:
-    """Return the keys of the selected cells in the order of the database, so that the disk is read sequentially."""
+    """Return the database keys of the selected cells, in the order of the database.
+
+    In this order, the crops are read sequentially from disk.
+    """
     from scbd.data._lmdb import parse_key
 
     rng = np.random.default_rng(seed)
@@ -157,7 +165,7 @@ def _select_keys(
 
 
 def _read_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, seed: int, *, guides: bool) -> AnnData:
-    """Open a screen without loading images, or load a subset of its cells into memory."""
+    """Open the file of a screen without loading its images, or load a subset of its cells with their images."""
     from anndata import AnnData
 
     from scbd.data._input_location import image_source
@@ -181,14 +189,14 @@ def _read_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, s
 
 
 def _check_genes(path: Path, asked: Sequence[str], there: set[str]) -> None:
-    """Raise ``ValueError`` if a requested gene has no cell."""
+    """Raise a ``ValueError`` that names the requested genes without any cell in the data."""
     if missing := [gene for gene in dict.fromkeys(asked) if gene not in there]:
         msg = f"{path} has no cell of {len(missing)} of the genes asked for ({join_first(missing)}): leave them out."
         raise ValueError(msg)
 
 
 def _check_memory(path: Path, n: int, n_bytes: int) -> None:
-    """Raise ``ValueError`` if ``n`` crops of ``n_bytes`` each exceed the memory of this machine."""
+    """Raise ``ValueError`` if ``n`` crops of ``n_bytes`` bytes each exceed the memory of this machine."""
     needed, there = n * n_bytes, _total_memory()
     if needed > there:
         msg = (
@@ -211,7 +219,7 @@ _CPJUMP1_COLUMNS = (
 
 
 def cpjump1(path: str | os.PathLike[str]) -> AnnData:
-    """Read wells of CPJUMP1: A549 cells treated with 306 compounds, as CellProfiler features.
+    """Read the wells of CPJUMP1: CellProfiler features of A549 cells that were treated with 306 compounds.
 
     Parameters
     ----------
@@ -219,22 +227,22 @@ def cpjump1(path: str | os.PathLike[str]) -> AnnData:
         ``.parquet`` or ``.csv`` file with one row per well. Required columns:
 
         - ``Metadata_Plate`` and ``Metadata_Well``;
-        - ``Metadata_broad_sample`` (compound, or ``DMSO``) and ``Metadata_pert_iname``;
+        - ``Metadata_broad_sample`` (identifier of the compound, or ``DMSO``) and ``Metadata_pert_iname`` (its name);
         - ``Metadata_control_type``;
-        - ``Metadata_gene`` (target);
-        - ``Metadata_smiles``;
+        - ``Metadata_gene`` (target of the compound);
+        - ``Metadata_smiles`` (chemical structure);
         - ``Metadata_moa`` (mechanism of action);
         - ``Metadata_hours``.
 
-        All other columns are features. The data are CC0 (Cell Painting Gallery, cpg0000), with features selected and
-        normalised to the controls of their batch, as in the benchmarks of CHAMMI-75.
+        All other columns are features. The data are in the public domain (CC0; Cell Painting Gallery, cpg0000).
+        Features are selected and normalised to the controls of their batch, as in the benchmarks of CHAMMI-75.
 
     Returns
     -------
     AnnData of wells: features in ``X``, float32, and the columns above in ``obs``. The perturbation is
-    ``Metadata_broad_sample``, the environment is ``Metadata_Plate``. All plates have the same layout, so each compound
-    is always at the same position. A replicate score therefore includes effects of the position. Compare it with the
-    score of controls when positions are used as perturbations.
+    ``Metadata_broad_sample``, the environment is ``Metadata_Plate``. All plates have the same layout, so that each
+    compound is always at the same position. Scores of replicates therefore include effects of the position. To estimate
+    these effects, score the controls with their positions in place of perturbations.
 
     Raises
     ------

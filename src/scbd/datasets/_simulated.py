@@ -1,4 +1,4 @@
-"""Simulated optical pooled screen: known complexes, imperfect guides, and wells that differ in image appearance."""
+"""Simulation of an optical pooled screen: images of cells, with known effects of complexes, guides and wells."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-# (rows, columns) of a plate, by its number of wells
+# number of rows and number of columns of a plate, by its number of wells
 PLATE_SHAPES = {6: (2, 3), 24: (4, 6), 96: (8, 12), 384: (16, 24), 1536: (32, 48)}
-# properties of a position that change the images: row, column, and whether it is at the edge
+# properties of a well position that change images: row (down), column (across), and whether it is at the plate's edge
 POSITION_EFFECTS = ("down", "across", "edge")
 
 
 def add_layout(wells: pd.DataFrame, shape: tuple[int, int]) -> pd.DataFrame:
     """Add the columns ``down``, ``across`` and ``edge`` to a table of wells with ``row`` and ``column`` (from 0).
 
-    Each new column has mean 0 and variance 1 over the wells, or is 0 if it is constant. The table is changed in place
-    and returned.
+    The new columns are the row, the column and whether the well is at the edge of a plate with ``shape`` (rows,
+    columns), each standardised to mean 0 and variance 1 over the wells. A constant column becomes 0. The table is
+    changed in place and returned.
     """
     row, column = wells["row"], wells["column"]
     edge = np.minimum.reduce([row, column, shape[0] - 1 - row, shape[1] - 1 - column]) == 0
@@ -36,13 +37,14 @@ def add_layout(wells: pd.DataFrame, shape: tuple[int, int]) -> pd.DataFrame:
 
 
 def well_name(row: int, column: int) -> str:
-    """Return the name of a well from its row and column (from 0), for example A01; rows after Z continue with AA."""
+    """Return the name of a well, such as A01, from its row and column (from 0); the row after Z is AA."""
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     return ("A" if row >= 26 else "") + letters[row % 26] + f"{column + 1:02}"
 
 
 CHANNELS = ("DNA damage", "F-actin", "DNA", "microtubules")
-# phenotypes that a perturbation can change, and their standard deviations between cells of one guide (logarithms)
+# phenotypes of a cell that a perturbation can change, with the standard deviation of the logarithm of each phenotype
+# between cells of the same guide
 PHENOTYPES = {
     "nucleus_size": 0.10,
     "nucleus_elongation": 0.12,
@@ -58,18 +60,18 @@ PHENOTYPES = {
 def draw_ideal_images(
     rng: np.random.Generator, parameters: np.ndarray, size: int, centre: np.ndarray | float = 0.0
 ) -> np.ndarray:
-    """Draw noise-free images ``(n, 4, size, size)`` of cells; the brightest intensities are about 1.
+    """Draw images ``(n, 4, size, size)`` of cells without noise; the brightest intensities are about 1.
 
     Parameters
     ----------
     rng
-        Random generator of orientations, small shifts and textures.
+        Random generator of the orientations, small shifts and textures of the cells.
     parameters
         Phenotypes of the cells, ``(n, 8)``, in the order of ``PHENOTYPES``.
     size
         Side of the images in pixels.
     centre
-        Position of each cell relative to the centre of the image, ``(2, n)``, in units of half a side.
+        Position of each cell relative to the centre of the image, ``(2, n)``, in units of half a side of the image.
     """
     n = len(parameters)
     p = dict(zip(PHENOTYPES, parameters.astype(np.float32).T[:, :, None, None], strict=True))
@@ -100,25 +102,26 @@ def draw_ideal_images(
     return np.stack([damage, actin, dna, tubulin], axis=1)
 
 
-# maximum number of neighbours of a cell; smallest and largest distance of a neighbour, in units of half an image side
+# first value: maximum number of neighbours of a cell; second and third value: smallest and largest distance of a
+# neighbour from the centre of the cell's image, in units of half a side of the image
 _MAX_NEIGHBOURS, _MIN_DISTANCE, _MAX_DISTANCE = 6, 1.1, 1.7
 
 
 def draw_neighbours(rng: np.random.Generator, well: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """Draw the neighbours of each cell from all cells of its well.
+    """Choose neighbours that appear in the image of each cell, at random from all cells of the same well.
 
     Parameters
     ----------
     rng
         Random generator.
     well
-        Well of each cell, ``(n_cells,)``.
+        Integer code of the well of each cell, ``(n_cells,)``.
     mean
         Mean number of neighbours of each cell, ``(n_cells,)``, at most six.
 
     Returns
     -------
-    Row numbers of the neighbours, ``(n_cells, 6)``; -1 for a missing neighbour.
+    Row numbers of up to six neighbours of each cell, ``(n_cells, 6)``; -1 for a missing neighbour.
     """
     order = np.argsort(well, kind="stable")
     first, count = np.searchsorted(well[order], well), np.bincount(well)[well]
@@ -128,7 +131,9 @@ def draw_neighbours(rng: np.random.Generator, well: np.ndarray, mean: np.ndarray
 
 
 def add_neighbours(rng: np.random.Generator, images: np.ndarray, around: np.ndarray, parameters: np.ndarray) -> None:
-    """Add the neighbours of cells to the noise-free images of the cells, in place; intensities add up.
+    """Draw the neighbours of each cell into the noise-free image of the cell.
+
+    The images are changed in place. Intensities of overlapping cells add up.
 
     Parameters
     ----------
@@ -137,7 +142,7 @@ def add_neighbours(rng: np.random.Generator, images: np.ndarray, around: np.ndar
     images
         Images of the cells, ``(n, 4, size, size)``.
     around
-        Neighbours of the cells, ``(n, 6)``, see :func:`draw_neighbours`.
+        Row numbers of the neighbours of the cells in ``images``, ``(n, 6)``, see :func:`draw_neighbours`.
     parameters
         Phenotypes of all cells of the screen, ``(n_cells, 8)``.
     """
@@ -154,22 +159,23 @@ def _disk(radius: np.ndarray, sharpness: float) -> np.ndarray:
 
 
 def photograph(rng: np.random.Generator, images: np.ndarray, wells: pd.DataFrame, size: int) -> np.ndarray:
-    """Simulate the microscope: apply each well's focus, stain, illumination, background and noise to ideal images.
+    """Simulate the microscope: apply the focus, stains, illumination and background of each well, and add noise.
 
     Parameters
     ----------
     rng
         Random generator of the noise.
     images
-        Noise-free images, ``(n, 4, side, side)``, of a single cell or of several; overwritten.
+        Noise-free images, ``(n, 4, side, side)``, each of one or several cells. The array is overwritten.
     wells
-        Properties of the well of each image, one row per image, see :func:`draw_well_properties`.
+        Table with one row per image, which contains the properties of the image's well, see
+        :func:`draw_well_properties`.
     size
-        Side in pixels of the image of a single cell; it sets the scale of the blur.
+        Side in pixels of the image of a single cell, which determines the scale of the blur.
 
     Returns
     -------
-    Images, uint8 ``(n, 4, side, side)``.
+    Images as recorded by the microscope, uint8 ``(n, 4, side, side)``.
     """
     unit = np.linspace(-1, 1, images.shape[-1], dtype=np.float32)
     for blur in wells["blur"].unique():
@@ -190,7 +196,8 @@ def photograph(rng: np.random.Generator, images: np.ndarray, wells: pd.DataFrame
     return np.clip(np.rint(120 * images), 0, 255).astype(np.uint8)
 
 
-# standard deviations of the effects of plates and positions at strength 1; tilts are added, all others are logarithms
+# standard deviations of the effects of plates and positions on image properties, at strength 1. Effects on the tilts of
+# the illumination are added to the tilts; all other effects are added to the logarithm of the property.
 _EFFECT_SDS = {
     **{f"gain_{channel}": 0.3 for channel in CHANNELS},
     "tilt_x": 0.3,
@@ -201,12 +208,16 @@ _EFFECT_SDS = {
 
 
 def place_wells(n_wells: int, plate_wells: int | None) -> pd.DataFrame:
-    """Return the place of each well: ``plate``; with a layout also ``row``, ``column`` (from 1) and ``position``."""
+    """Return a table of the places of wells, with one row per well and the column ``plate``.
+
+    If the number of wells per plate, ``plate_wells``, is given, the table also has the columns ``row`` and ``column``
+    (from 1) and ``position`` (such as ``"A01"``).
+    """
     number = np.arange(n_wells)
     if plate_wells is None:
         names = [f"P{i // 6 + 1}_W{i % 6 + 1}" for i in number]
         return pd.DataFrame({"plate": [f"P{i // 6 + 1}" for i in number]}, index=names)
-    # wells of a plate are filled row by row
+    # the wells of a plate are numbered row by row
     row, column = np.divmod(number % plate_wells, PLATE_SHAPES[plate_wells][1])
     plate = [f"P{i // plate_wells + 1}" for i in number]
     frame = pd.DataFrame({"plate": plate, "row": row + 1, "column": column + 1})
@@ -221,26 +232,26 @@ def draw_well_properties(
     plate_wells: int | None,
     effects: Mapping[str, float],
 ) -> pd.DataFrame:
-    """Draw the properties of each well that change the appearance of its images.
+    """Draw the properties of each well that change the appearance of the well's images.
 
     Parameters
     ----------
     rng
         Random generator of the effects of wells on stain, illumination, focus and background.
     more
-        Random generator of all other effects, which were added to the simulation later. A separate generator keeps
-        screens of earlier versions unchanged.
+        Random generator of all other effects: of plates, positions, cameras and density. These effects were added to
+        the simulation later, and a separate generator keeps screens of earlier versions unchanged.
     places
-        Place of each well, see :func:`place_wells`.
+        Table of the place of each well, see :func:`place_wells`.
     plate_wells
         Number of wells per plate; `None` if plates have no layout.
     effects
-        Strengths of the effects, by name of the arguments of :func:`simulated_screen`.
+        Strengths of the effects, by the names of the arguments of :func:`simulated_screen`, such as ``"plate_effect"``.
 
     Returns
     -------
-    One row per well: stain gains, tilt of the illumination, ``blur``, ``background``, ``gamma``, ``saturation``,
-    ``density``.
+    Table with one row per well. The columns are the gain of each stain, the tilts ``tilt_x`` and ``tilt_y`` of the
+    illumination, ``blur``, ``background``, ``gamma``, ``saturation`` and ``density``.
     """
     wells = _draw_well_effects(rng, places.index, effects["well_effect"])
     plate = pd.factorize(places["plate"])[0]
@@ -260,7 +271,7 @@ def draw_well_properties(
 
 
 def _draw_well_effects(rng: np.random.Generator, names: pd.Index, strength: float) -> pd.DataFrame:
-    """Draw stain, illumination, focus and background of each well, independently of all other wells."""
+    """Draw the stain gains, illumination tilts, blur and background of each well, independently of all other wells."""
     n = len(names)
     columns = {f"gain_{channel}": np.exp(0.3 * strength * rng.normal(size=n)) for channel in CHANNELS}
     columns |= {f"tilt_{axis}": 0.3 * strength * rng.normal(size=n) for axis in "xy"}
@@ -270,9 +281,10 @@ def _draw_well_effects(rng: np.random.Generator, names: pd.Index, strength: floa
 
 
 def phenotype_strengths(more: np.random.Generator, wells: pd.DataFrame, interaction: float) -> pd.DataFrame:
-    """Compute how strongly each phenotype is expressed in each well, a factor ``(wells, phenotypes)``.
+    """Compute the factor by which the effects on each phenotype are multiplied in each well, ``(wells, phenotypes)``.
 
-    The factor depends on the appearance of the well, by random weights.
+    The logarithm of the factor is a random linear combination of the properties of the well, with standard deviation
+    ``interaction`` over wells.
     """
     look = _standardised(wells.to_numpy())
     weights = more.normal(size=(look.shape[1], len(PHENOTYPES)))
@@ -282,16 +294,20 @@ def phenotype_strengths(more: np.random.Generator, wells: pd.DataFrame, interact
 
 
 def apply_density(shown: np.ndarray, density: np.ndarray | float) -> np.ndarray:
-    """Compute the phenotypes to draw, ``(n, phenotypes)``, from log-phenotypes and the density of the cells' wells."""
+    """Compute the phenotypes with which cells are drawn, ``(n, phenotypes)``; cells in dense wells are smaller.
+
+    ``shown`` contains the logarithms of the phenotypes of the cells, ``density`` the relative density of the cells'
+    wells.
+    """
     parameters = np.exp(shown)
-    # cells are smaller in crowded wells; the effect on nuclei is weaker
+    # density makes cells smaller, and has a weaker effect on the size of nuclei
     for name, power in (("cell_size", 0.5), ("nucleus_size", 0.25)):
         parameters[:, list(PHENOTYPES).index(name)] /= density**power
     return parameters
 
 
 def _standardised(values: np.ndarray) -> np.ndarray:
-    """Standardise columns to mean 0 and variance 1; constant columns become 0."""
+    """Standardise the columns of an array to mean 0 and variance 1; constant columns become 0."""
     sd = values.std(0)
     varies = sd > 1e-12 * np.abs(values).max(0)
     return np.where(varies, (values - values.mean(0)) / np.where(varies, sd, 1), 0)
@@ -304,26 +320,28 @@ def draw_phenotypes(
     genes_per_complex: int,
     sizes: Mapping[str, float],
 ) -> tuple[pd.DataFrame, pd.Series]:
-    """Draw the log-effect of each gene on each phenotype, and assign genes to complexes.
+    """Draw the effect of each gene on the logarithm of each phenotype, and assign genes to complexes.
 
     Parameters
     ----------
     rng
-        Random generator of the directions of effects.
+        Random generator of the directions of effects in the space of phenotypes.
     more
-        Random generator of the activity and strength of complexes.
+        Random generator that determines which complexes have an effect, and how strong the effects are.
     n_complexes, genes_per_complex
-        Numbers of complexes, and of genes per complex.
+        Number of complexes, and number of genes per complex.
     sizes
-        ``effect_size``, ``effect_spread`` and ``active`` of :func:`simulated_screen`.
+        Values of the arguments ``effect_size``, ``effect_spread`` and ``active`` of :func:`simulated_screen`, by name.
 
     Returns
     -------
-    Effects, one row per gene and one row of zeros for ``"nontargeting"``; and the complex of each gene.
+    - Table of effects, gene × phenotype, with a row of zeros for ``"nontargeting"``.
+    - Name of the complex of each gene.
     """
     sd = np.array(list(PHENOTYPES.values()))
     of_complex = rng.normal(size=(n_complexes, len(sd)))
-    # all complexes have the same strength in different directions; individual strengths are applied below
+    # effects of all complexes are first scaled to the same size, in different directions; the strength of each complex
+    # is applied below
     of_complex *= 2 * np.sqrt(len(sd)) / np.linalg.norm(of_complex, axis=1, keepdims=True)
     of_gene = np.repeat(of_complex, genes_per_complex, axis=0)
     of_gene = sizes["effect_size"] * sd * (of_gene + 0.3 * rng.normal(size=of_gene.shape))
@@ -338,9 +356,9 @@ def draw_phenotypes(
 
 
 def draw_guides(rng: np.random.Generator, genes: list[str], guides_per_gene: int) -> pd.DataFrame:
-    """Build the library: one row per guide with its gene, its name and its knockdown efficacy (0.5 to 1).
+    """Build the library of guides: one row per guide, with its gene, name and knockdown efficacy (0.5 to 1).
 
-    There are twice ``guides_per_gene`` guides for ``"nontargeting"``.
+    The number of non-targeting guides is twice ``guides_per_gene``.
     """
     of_guide = [gene for gene in genes for _ in range(guides_per_gene * (2 if gene == "nontargeting" else 1))]
     number = pd.Series(of_guide).groupby(of_guide).cumcount() + 1
@@ -354,7 +372,7 @@ def draw_guides(rng: np.random.Generator, genes: list[str], guides_per_gene: int
 
 
 def draw_cells(rng: np.random.Generator, n_cells: int, library: pd.DataFrame, control_fraction: float) -> pd.DataFrame:
-    """Draw the guide of each cell and return the guide's row of the library, one row per cell.
+    """Draw the guide of each cell, and return a table of cells, with each guide's row of the library.
 
     Guides have unequal abundances, as in a real library. Each guide has at least one cell.
     """
@@ -380,15 +398,16 @@ def assign_wells(
     Parameters
     ----------
     rng, more
-        Random generators; ``more`` is used for plate maps only.
+        Random generators. Only the choice of wells on plate maps uses ``more``.
     genes
-        Gene of each cell.
+        Gene of each cell; the last category is that of the controls.
     density
-        Relative density of each well, ``(n_wells,)``.
+        Relative cell density of each well, ``(n_wells,)``.
     plates
-        Code of each well's plate, ``(n_wells,)``.
+        Integer code of the plate of each well, ``(n_wells,)``.
     design
-        ``confounding``, ``n_plate_maps`` and ``well_imbalance`` of :func:`simulated_screen`.
+        Values of the arguments ``confounding``, ``n_plate_maps`` and ``well_imbalance`` of :func:`simulated_screen`, by
+        name.
     """
     code, names = genes.codes, genes.categories
     n_wells, n_cells = len(density), len(genes)
@@ -402,7 +421,8 @@ def assign_wells(
     well = np.where(rng.random(n_cells) < design["confounding"], home, well)
     n_maps = int(design["n_plate_maps"])
     if n_maps > 1:
-        # -1: controls, the last category, are on the plates of all maps
+        # number of the plate map of each cell. Controls, the last category of genes, are on the plates of all maps and
+        # have -1.
         of_cell = np.append(more.permutation(len(names) - 1) % n_maps, -1)[code]
         for plate_map in range(n_maps):
             here, wells = np.flatnonzero(of_cell == plate_map), np.flatnonzero(plates % n_maps == plate_map)
@@ -429,14 +449,16 @@ HARD_SCREEN: dict[str, Any] = {
     "interaction": 0.5,
     "well_imbalance": 0.3,
 }
-# arguments of simulated_screen, by the range that is checked: counts, numbers of at least 0, fractions from 0 to 1
+# arguments of simulated_screen that must be whole numbers of at least 1
 _COUNT_ARGUMENTS = ("n_complexes", "genes_per_complex", "guides_per_gene", "n_wells", "n_plate_maps")
+# arguments of simulated_screen that must be numbers of at least 0
 _NONNEGATIVE_ARGUMENTS = (
     *("effect_size", "effect_spread", "interaction", "well_effect", "plate_effect", "position_effect"),
     *("camera_effect", "density_effect", "well_imbalance", "neighbours"),
 )
+# arguments of simulated_screen that must be fractions from 0 to 1
 _FRACTION_ARGUMENTS = ("active", "confounding", "control_fraction")
-# images drawn at once
+# number of images that are drawn at once
 _BLOCK = 512
 
 
@@ -465,60 +487,64 @@ def simulated_screen(
     control_fraction: float = 0.1,
     seed: int = 0,
 ) -> AnnData:
-    """Simulate cells of an optical pooled screen in four channels (DNA damage, F-actin, DNA, microtubules).
+    """Simulate images of cells of an optical pooled screen, in four channels (DNA damage, F-actin, DNA, microtubules).
 
-    Genes of a complex have the same phenotype, up to a small individual part. Guides knock down their gene with
+    Genes of a complex have the same effect on phenotypes, up to small differences. Guides knock down their gene with
     different efficacy. Non-targeting guides have no effect. Each well has its own stain intensities, uneven
-    illumination, focus and background. These are independent of the perturbations, unless ``confounding`` or
-    ``n_plate_maps`` is set.
+    illumination, focus and background. These properties of wells are independent of the perturbations, unless
+    ``confounding`` or ``n_plate_maps`` is set.
 
-    With the default arguments, the screen is easy: complexes are found without any correction. A screen on which
-    methods differ is ``simulated_screen(**scbd.datasets.HARD_SCREEN)``, see Notes.
+    With the default arguments, the screen is easy: the genes of a complex are found to be similar without any
+    correction for effects of wells. A screen on which methods differ is
+    ``simulated_screen(**scbd.datasets.HARD_SCREEN)``, see Notes.
 
     Parameters
     ----------
     n_cells
         Number of cells.
     n_complexes, genes_per_complex, guides_per_gene
-        Numbers of complexes, genes per complex, and guides per gene. The number of non-targeting guides is twice
-        ``guides_per_gene``.
+        Number of complexes, number of genes per complex, and number of guides per gene. The number of non-targeting
+        guides is twice ``guides_per_gene``.
     n_wells
         Number of wells.
     plate_wells
         Number of wells per plate: 6, 24, 96, 384 or 1,536, arranged in rows and columns and filled row by row. With
         `None`, plates have up to six wells and no rows or columns.
     n_plate_maps
-        Number of plate maps. Each gene is assigned to one map, and maps are assigned to plates in turn. A gene occurs
-        only in wells of plates with its map. Controls are on all plates. With one map, every gene is on every plate.
+        Number of plate maps. A plate map determines which genes are on a plate. Each gene is assigned to one map, and
+        maps are assigned to plates in turn. A gene occurs only in wells of plates with its map. Controls are on all
+        plates. With one map, every gene is on every plate.
     image_size
-        Side of the images in pixels. A cell spans about 0.8 of the side.
+        Side of the images in pixels. A cell spans about 0.8 of the side of its image.
     effect_size
-        Strength of the phenotypes, in units of about two standard deviations between cells.
+        Strength of the effects of complexes on phenotypes, in units of about two standard deviations between cells.
     effect_spread
-        Standard deviation of the logarithm of the strength of complexes; 0 for complexes of equal strength.
+        Standard deviation, over complexes, of the logarithm of the strength of their effects; 0 for equal strength.
     active
         Fraction of complexes that have an effect.
     well_effect, plate_effect, position_effect
-        Strengths of effects on stain, illumination, focus and background, 0 for no effect. At 1, stains differ by 30 %.
+        Strengths of effects on stain, illumination, focus and background of images; 0 for no effect. At 1, stain
+        intensities differ by 30 %.
 
         - ``well_effect``: effects of individual wells.
         - ``plate_effect``: effects common to all wells of a plate.
         - ``position_effect``: gradients and edge effects that are the same on all plates. Requires ``plate_wells``.
     camera_effect
-        Strength of differences between the cameras of wells: gamma (25 % at 1), saturation, and additional differences
-        in focus. The transformation of intensities is nonlinear, so that no linear correction removes it.
+        Strength of differences between wells in the camera: gamma (25 % at 1), saturation, and additional differences
+        in focus. Gamma and saturation transform intensities nonlinearly, so that no linear correction removes these
+        effects.
     density_effect
         Strength of differences in cell density between wells (20 % at 1). In dense wells, cells are more numerous and
         smaller.
     interaction
-        Standard deviation, over wells, of the logarithm of the strength with which a phenotype is expressed. The
-        strength depends on the appearance of the well.
+        Standard deviation, over wells, of the logarithm of the factor by which effects on a phenotype are multiplied in
+        a well. The factor depends on the appearance of the well.
     well_imbalance
         Coefficient of variation of the expected numbers of cells per well; 0 for equal numbers.
     neighbours
-        Mean number of neighbours that reach into the crop of a cell, at most 6. They are drawn from all cells of the
-        same well, and are more numerous in dense wells. With 0, crops contain a single cell, as masked crops do. With
-        5, crops are about as full as real ones, see Notes.
+        Mean number of neighbouring cells that reach into the image of a cell, at most 6. Neighbours are drawn from all
+        cells of the same well, and are more numerous in dense wells. With 0, images contain a single cell, as images
+        with masked neighbours do. With 5, images are about as full as real images, see Notes.
     confounding
         Degree of confounding between genes and wells: 0 (every gene equally often in every well) to 1 (every gene in
         one well only).
@@ -530,17 +556,18 @@ def simulated_screen(
     Returns
     -------
     AnnData with images in ``obsm["single_cell_images"]``, uint8 ``(n_cells, 4, image_size, image_size)``. ``obs`` has
-    ``gene``, ``sgRNA``, ``complex``, ``well`` and ``plate``. With ``plate_wells``, it also has ``row``, ``column``
-    (integers from 1) and ``position`` (such as ``"A01"``). The ground truth consists of
+    ``gene``, ``sgRNA`` (guide), ``complex``, ``well`` and ``plate``. With ``plate_wells``, it also has ``row``,
+    ``column`` (integers from 1) and ``position`` (such as ``"A01"``). The ground truth of the simulation is stored as
+    well:
 
-    - ``obsm["X_oracle"]``, float32 ``(n_cells, 8)``: the phenotypes of each cell, before effects of density and camera,
-      in units of their standard deviation between cells;
-    - ``uns["truth"]["phenotypes"]``: effects, gene × phenotype;
-    - ``uns["truth"]["efficacy"]``: efficacy of each guide;
-    - ``uns["truth"]["wells"]``: effects on images, well × effect;
-    - ``uns["truth"]["strengths"]``: strength of each phenotype in each well, well × phenotype;
-    - ``uns["truth"]["network"]``: frame ``source, target`` with complex and gene. It contains all complexes, with or
-      without an effect, as real lists do.
+    - ``obsm["X_oracle"]``, float32 ``(n_cells, 8)``: logarithms of the eight phenotypes of each cell, before effects of
+      density and camera, in units of their standard deviation between cells;
+    - ``uns["truth"]["phenotypes"]``: effect of each gene on each phenotype, gene × phenotype;
+    - ``uns["truth"]["efficacy"]``: knockdown efficacy of each guide;
+    - ``uns["truth"]["wells"]``: properties of each well that change its images, well × property;
+    - ``uns["truth"]["strengths"]``: factor by which effects on a phenotype are multiplied in a well, well × phenotype;
+    - ``uns["truth"]["network"]``: data frame with the columns ``source`` (complex) and ``target`` (gene). It contains
+      all complexes, with or without an effect, as real lists of complexes do.
 
     Raises
     ------
@@ -551,10 +578,10 @@ def simulated_screen(
 
     Notes
     -----
-    **Hard screen.** ``scbd.datasets.HARD_SCREEN`` is a dictionary of arguments. Change some of them by
-    ``HARD_SCREEN | {"n_wells": 384, "plate_wells": 24}``. The screen has 300 genes in 50 complexes, of which 20 have an
-    effect. Each gene is in wells of two of six plates, with about five of 20,000 cells in each well. The average
-    precision of complexes (three seeds, chance 0.017) is
+    **Hard screen.** ``scbd.datasets.HARD_SCREEN`` is a dictionary of arguments. Change some of the arguments by
+    ``HARD_SCREEN | {"n_wells": 384, "plate_wells": 24}``. The screen has 300 genes in 50 complexes, of which 20
+    complexes have an effect. Each gene is in wells of two of six plates, with about five of 20,000 cells in each well.
+    The average precision with which genes of the same complex are retrieved (three seeds, chance 0.017) is
 
     ============================  ============  ===========
     Embedding                     20,000 cells  8,000 cells
@@ -565,16 +592,16 @@ def simulated_screen(
     ``X_oracle``                  0.28          0.21
     ============================  ============  ===========
 
-    Without any effect of wells, the value would be 0.14 for pixels and 0.20 for pixels with TVN. A linear probe
-    predicts the well from pixels with an F1 of 0.98, and from pixels standardised by well with 0.04. A quadratic probe
-    reaches 0.43 after this standardisation. Simulating ten thousand cells of 32 × 32 pixels takes about three seconds
-    on one core.
+    Without any effect of wells, the average precision would be 0.14 for pixels and 0.20 for pixels with TVN. A linear
+    probe predicts the well from pixels with an F1 of 0.98, and from pixels standardised by well with an F1 of 0.04. A
+    quadratic probe reaches an F1 of 0.43 from pixels standardised by well. The simulation of ten thousand cells of 32 ×
+    32 pixels takes about three seconds on one core.
 
-    It is not known which simulated screen a real screen resembles. In the published profiles of Funk et al., the
-    average precision of the complexes of CORUM is 0.20 (chance 0.027), and 0.13 in the background components of these
+    It is not known which simulated screen resembles real screens most. In the published profiles of Funk et al., the
+    average precision for the complexes of CORUM is 0.20 (chance 0.027), and 0.13 in the background components of these
     profiles.
 
-    **Neighbours.** The table compares crops of real and simulated screens:
+    **Neighbours.** The table compares the images (crops) of cells in real and simulated screens:
 
     ======================================  ======================  ==============================
     Screen                                  Area covered by cells   Other nuclei per crop (mean)
@@ -598,7 +625,7 @@ def simulated_screen(
     Examples
     --------
     >>> screen = scbd.datasets.simulated_screen(500, image_size=32, n_complexes=3, genes_per_complex=2)
-    >>> screen.obs["gene"].nunique()  # six genes, and controls that target none
+    >>> screen.obs["gene"].nunique()  # six genes, and the non-targeting controls
     7
     >>> screen.uns["truth"]["network"].columns.to_list()
     ['source', 'target']
@@ -611,10 +638,11 @@ def simulated_screen(
     >>> known = screen.uns["truth"]["network"]
     >>> profiles = [scbd.metrics.aggregate(screen, key, gene_key="gene") for key in ("X_oracle", "X_pixels")]
     >>> best, pixels = (scbd.metrics.relationship_average_precision(each, known) for each in profiles)
-    >>> best - pixels > 0.02  # the regret of the pixels
+    >>> best - pixels > 0.02  # the ground truth is better than the pixels
     True
     """
-    arguments = locals()  # all arguments by name; no other local variable exists yet
+    # values of all arguments by name, because no other local variable exists at this point
+    arguments = locals()
     from anndata import AnnData
 
     counts, sizes, shares = (
@@ -625,7 +653,8 @@ def simulated_screen(
     _check_plates(plate_wells, counts, sizes | shares)
 
     rng = np.random.default_rng(seed)
-    # separate generator for effects added later, so that screens of earlier versions are unchanged
+    # effects that were added to the simulation later have a random generator of their own, so that screens of earlier
+    # versions are unchanged
     more = rng.spawn(1)[0]
     phenotypes, complexes = draw_phenotypes(rng, more, n_complexes, genes_per_complex, sizes | shares)
     guides = draw_guides(rng, list(phenotypes.index), guides_per_gene)
@@ -660,7 +689,10 @@ def simulated_screen(
 
 
 def _build_obs(cells: pd.DataFrame, where: pd.DataFrame, well: np.ndarray) -> pd.DataFrame:
-    """Build ``obs``: guide, gene, complex and place of each cell; categorical, except integer rows and columns."""
+    """Build ``obs`` with the gene, guide, complex and well of each cell, and the place of the well.
+
+    All columns are categorical, except the integer columns ``row`` and ``column``.
+    """
     here = where.rename_axis("well").reset_index().iloc[well].set_index(cells.index)
     obs = cells[["gene", "sgRNA", "complex"]].join(here)
     return obs.astype(dict.fromkeys(obs.columns.difference(["row", "column"]), "category"))

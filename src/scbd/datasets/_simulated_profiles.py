@@ -1,4 +1,7 @@
-"""Simulated plates as tables of features, with effects of plates, positions and wells and a known best embedding."""
+"""Simulation of the features of wells on plates, with known effects of perturbations and of plates.
+
+The best embedding of these features, which shows the perturbations most clearly, is known.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,14 @@ from scbd.datasets._simulated import PLATE_SHAPES, POSITION_EFFECTS, add_layout,
 if TYPE_CHECKING:
     from anndata import AnnData
 
-# (rows, columns) of the plates that may be simulated, from small to large
+# number of rows and number of columns of the plates that can be simulated, from small to large plates
 _PLATES = [PLATE_SHAPES[n] for n in (96, 384, 1536)]
-# number of directions in feature space along which perturbations differ, and along which plates and wells differ
+# first value: number of directions in feature space along which perturbations differ; second value: number of
+# directions along which plates and wells differ
 _N_PERTURBATION_DIRECTIONS, _N_PLATE_DIRECTIONS = 16, 8
-# fraction of the variance of genes' effects that is common to the genes of a complex
+# fraction of the variance of the effects of genes (perturbations) that is common to all genes of a complex
 _COMPLEX_VARIANCE_FRACTION = 0.8
-# rows simulated at once
+# number of rows of the feature table that are simulated at once
 _BLOCK = 50_000
 
 
@@ -43,7 +47,7 @@ def simulated_profiles(
     gain_effect: float = 0.0,
     seed: int = 0,
 ) -> AnnData:
-    r"""Simulate plates of wells, or of cells in wells, as a table of features with a known best embedding.
+    r"""Simulate a table of features of wells on plates, or of cells in wells, with a known best embedding.
 
     The features of a cell with perturbation :math:`y` on plate :math:`e` at position :math:`p` are
 
@@ -61,35 +65,38 @@ def simulated_profiles(
     :math:`\varepsilon`    variation between cells of a well
     =====================  =============================================================================
 
-    Perturbations differ along 16 directions of the feature space, plates and wells along 8, positions along 3. These
-    directions are all that can be learned about future plates and perturbations. With ``gain_effect=0``, the best
-    embedding is linear and is returned as ``oracle``.
+    In the feature space, perturbations differ along 16 random directions, plates and wells along 8, and positions along
+    three. New plates and perturbations would differ along the same directions, which is all that can be learned about
+    them in advance. With ``gain_effect=0``, the best embedding is linear and is returned as ``oracle``.
 
     Parameters
     ----------
     n_perturbations, n_plates
-        Numbers of perturbations and plates. Plates have 96, 384 or 1,536 wells: the smallest size that is sufficient.
+        Number of perturbations, and number of plates. Plates have 96, 384 or 1,536 wells: the smallest size that is
+        sufficient.
     cells_per_well
-        Number of rows per well; 1 (default) for a table of wells.
+        Number of rows of the table per well: 1 (default) for a table of wells, more for a table of cells.
     n_controls
         Number of control wells on each plate.
     n_features
         Number of features.
     genes_per_complex
-        Number of perturbations per complex. Perturbations of a complex have similar effects.
+        Number of perturbations (genes) per complex. Perturbations of the same complex have similar effects.
     n_plate_maps
-        Number of plate maps. Each perturbation is assigned to one map, and each plate has one map. Controls are on all
-        plates. With one map, every perturbation is on every plate.
+        Number of plate maps. A plate map determines which perturbations are on a plate. Each perturbation is assigned
+        to one map, and each plate has one map. Controls are on all plates. With one map, every perturbation is on every
+        plate.
     one_layout
-        Whether a perturbation has the same position on all its plates, as in most screens. Otherwise, each plate has
-        its own random layout.
+        Whether a perturbation has the same position on all plates that contain it, as in most screens. Otherwise, each
+        plate has its own random layout.
     effect_size, plate_effect, position_effect, well_effect, interaction
-        Standard deviations, over features, of the effects of active perturbations, plates, positions, wells, and the
-        interaction of perturbation and plate. The standard deviation of cells in a well is 1.
+        Standard deviations, over features, of the effects of perturbations (in complexes with an effect), plates,
+        positions and wells, and of the interaction of perturbation and plate. The standard deviation between cells of a
+        well is 1.
     active
         Fraction of complexes that have an effect.
     gain_effect
-        Standard deviation of the logarithm of the gains by which plates multiply features.
+        Standard deviation of the logarithm of the gains (factors) by which plates multiply features.
     seed
         Seed of all random numbers.
 
@@ -98,12 +105,12 @@ def simulated_profiles(
     AnnData with features in ``X``, float32, and ``obs``: ``perturbation`` (``"control"`` or a gene), ``complex``,
     ``plate``, ``well`` (position on the plate) and ``plate_map``. The ground truth is in ``uns["truth"]``:
 
-    - ``effects``: perturbation × feature;
-    - ``network``: frame ``source, target`` with complex and gene, of complexes with an effect;
-    - ``oracle``: feature × component. The best embedding is ``adata.X @ oracle``. It whitens the variance that is not
-      due to perturbations. Each direction is then weighted by the proportion of its variance that is due to
-      perturbations. The variances are expectations over all perturbations, plates and positions that could be drawn
-      along the simulated directions.
+    - ``effects``: effect of each perturbation on each feature, perturbation × feature;
+    - ``network``: data frame with the columns ``source`` (complex) and ``target`` (gene), of complexes with an effect;
+    - ``oracle``: matrix, feature × component, for the best embedding, ``adata.X @ oracle``. The embedding whitens the
+      variance that is not due to perturbations. Each direction is then weighted by the proportion of its variance that
+      is due to perturbations. Both variances are expectations over all perturbations, plates and positions that could
+      be drawn along the simulated directions.
 
     Raises
     ------
@@ -114,12 +121,12 @@ def simulated_profiles(
     Examples
     --------
     >>> wells = scbd.datasets.simulated_profiles(40, 4, n_controls=16, n_features=16)
-    >>> wells.shape  # four plates of 56 wells
+    >>> wells.shape  # four plates with 56 used wells each
     (224, 16)
     >>> best = wells.X @ wells.uns["truth"]["oracle"].to_numpy()
     >>> keys = {"y_key": "perturbation", "e_key": "plate", "control": "control", "n_permutations": 100}
     >>> scores = [scbd.metrics.replicate_retrieval(wells, x, **keys).mean_average_precision for x in (wells.X, best)]
-    >>> scores[1] - scores[0] > 0.2  # the regret of the features as they are
+    >>> scores[1] - scores[0] > 0.2  # the best embedding is better than the unmodified features
     True
     """
     sizes = {"effect_size": effect_size, "plate_effect": plate_effect, "position_effect": position_effect}
@@ -132,7 +139,8 @@ def simulated_profiles(
     complexes = np.arange(n_perturbations) // genes_per_complex
     does = rng.permutation(complexes[-1] + 1)[complexes] < round(active * (complexes[-1] + 1))
 
-    # directions in feature space of each effect; new plates and perturbations would differ along the same directions
+    # directions in feature space along which perturbations, plates and positions have effects; new perturbations and
+    # plates would differ along the same directions
     phenotype, stain = (_draw_directions(rng, n, n_features) for n in (_N_PERTURBATION_DIRECTIONS, _N_PLATE_DIRECTIONS))
     layout = _draw_directions(rng, len(POSITION_EFFECTS), n_features)
     cell = _draw_cell_covariance_root(rng, n_features)
@@ -177,9 +185,10 @@ def _check(counts: dict[str, int], sizes: dict[str, float], active: float) -> No
 def _draw_plates(
     rng: np.random.Generator, n_perturbations: int, n_plates: int, n_controls: int, n_maps: int, one_layout: bool
 ) -> pd.DataFrame:
-    """Draw the plates: one row per well with the codes of plate, plate map and perturbation (-1: control).
+    """Draw a table of wells: one row per well, with the codes of plate, plate map and perturbation (-1 for controls).
 
-    Each row also has the place of the well: ``row`` and ``column`` (from 0), and the columns of :func:`add_layout`.
+    The table also has the place of each well on its plate: ``row`` and ``column`` (from 0), and the standardised
+    columns of :func:`add_layout`.
     """
     map_of = rng.permutation(n_perturbations) % n_maps
     sizes = np.bincount(map_of) + n_controls
@@ -199,18 +208,19 @@ def _draw_plates(
 
 
 def _draw_directions(rng: np.random.Generator, n: int, n_features: int) -> np.ndarray:
-    """Draw ``n`` directions in feature space, ``(n, F)``.
+    """Draw ``n`` random directions in the space of F features, ``(n, F)``.
 
-    Coordinates of variance one along the directions give each feature an expected variance of one.
+    The length of the directions is chosen such that independent coordinates with variance 1 along all of them give each
+    feature an expected variance of 1.
     """
     return rng.normal(size=(n, n_features)) / np.sqrt(n)
 
 
 def _draw_cell_covariance_root(rng: np.random.Generator, n_features: int) -> np.ndarray:
-    """Draw a matrix ``(F, F)``, float32, that maps white noise to the variation of cells within a well.
+    """Draw a matrix ``(F, F)``, float32, that maps white noise to the variation of F features between cells of a well.
 
-    The standard deviations along the principal axes fall from 1 to 0.1 on a logarithmic scale, up to a common factor.
-    The mean variance of the features is 1.
+    The standard deviations along the principal axes of this variation fall from 1 to 0.1, equally spaced on a
+    logarithmic scale, and are then multiplied by a common factor such that the mean variance of the features is 1.
     """
     axes = np.linalg.qr(rng.normal(size=(n_features, n_features)))[0]
     sd = np.geomspace(1, 0.1, n_features)

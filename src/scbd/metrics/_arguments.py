@@ -1,4 +1,8 @@
-"""Checked inputs of the scores: embeddings by name, label columns, and masks of rows that were used in training."""
+"""Functions that read and check the arguments which several scores have in common.
+
+These arguments are embeddings (from an AnnData, an array or a file), columns of ``obs`` with labels such as
+perturbation and environment, and masks of the rows that an embedding was trained on.
+"""
 
 from __future__ import annotations
 
@@ -19,38 +23,46 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
-# place of an embedding: a key of obsm, a layer, "X", an array, or the path of a file that embed_to wrote
+# source of one embedding: a key of obsm, the name of a layer, "X", an array, or the path of a file that the method
+# embed_to of a trained model wrote
 EmbeddingSource = str | Path | np.ndarray
-# keys of obsm; or a mapping from the name of a representation to its source, or to several (one per training seed)
+# embeddings to be scored: keys of obsm; or a mapping from the name of a representation, for example "SCBD", to the
+# source of its embedding, or to several sources, one per training seed
 Embeddings = Sequence[str] | Mapping[str, EmbeddingSource | Sequence[EmbeddingSource]]
 
-# values of a column that mark rows which were not used in training
+# texts that mark a cell as not used in training, in a column of obs that states the part of the data split of each cell
 _NOT_TRAINED = ("False", "validation", "test", NOT_IN_SPLIT)
 
 
 class Embedding(NamedTuple):
-    """Embedding to be scored, with its names."""
+    """One embedding to be scored: the name of its representation, its own name, and its values."""
 
     representation: str
-    """Name of the representation; embeddings of several training seeds share this name."""
+    """Name of the representation, for example ``"SCBD"``; embeddings of several training seeds share this name."""
     key: str
-    """Name of this embedding within the representation: its key, its path, or ``name[i]`` for an array."""
+    """Name that distinguishes the embeddings of one representation.
+
+    It is the key in ``obsm``, the path of the file, or, for an array, ``name[i]`` with the name of the representation
+    and the array's position ``i`` among its sources.
+    """
     values: Any
-    """Values ``(N, D)``, an array or a memory-map."""
+    """Values of the embedding, one row per cell, ``(N, D)``, as an array or a memory-map."""
 
 
 def get_named_embeddings(adata: AnnData, embeddings: Embeddings) -> list[Embedding]:
-    """Return all requested embeddings, in the given order.
+    """Return the embeddings that are to be scored, with their names, in the given order.
+
+    ``embeddings`` holds keys of ``obsm``, or maps the name of a representation to one or several sources of embeddings.
 
     Raises
     ------
     TypeError
         If an embedding is a DataFrame with a column that is not numeric.
     ValueError
-        If no embedding is requested, an embedding is sparse, an array has another number of rows or is not finite, or a
-        file holds other cells than the table.
+        If no embedding is requested, an embedding is sparse, an array is not finite or has another number of rows than
+        ``adata``, or a file does not hold the cells of ``adata``.
     KeyError
-        If ``obsm`` lacks a key, and no layer has this name.
+        If a key is neither in ``obsm`` nor the name of a layer.
     FileNotFoundError
         If a file does not exist.
     """
@@ -81,9 +93,10 @@ def _read_embedding(adata: AnnData, name: str, i: int, source: EmbeddingSource) 
 
 
 def _read_embedding_file(adata: AnnData, path: Path) -> Any:
-    """Return z_c of a file, or its only embedding, in the order of the table's cells.
+    """Read an embedding from a file, and return its rows in the order of the cells of ``adata``.
 
-    The embedding stays memory-mapped if the file has the same order of cells.
+    The embedding is z_c if the file holds it, otherwise the only embedding in the file. It stays memory-mapped if the
+    cells of the file are in the same order as those of ``adata``.
     """
     from scbd.data._screens import open_embedding
 
@@ -107,14 +120,15 @@ def _read_embedding_file(adata: AnnData, path: Path) -> Any:
 
 
 def get_embedding(adata: AnnData, key: str) -> Any:
-    """Return the embedding under a key of ``obsm``, a layer, or ``"X"``, as an array or a memory-map ``(N, D)``.
+    """Return the embedding that is stored in ``adata`` under a key, as an array or a memory-map ``(N, D)``.
 
-    If both ``obsm`` and ``layers`` have the key, ``obsm`` is used.
+    The key is a key of ``obsm``, the name of a layer, or ``"X"``. If both ``obsm`` and ``layers`` have the key, the
+    embedding in ``obsm`` is returned.
 
     Raises
     ------
     KeyError
-        If there is no such key.
+        If ``adata`` has no embedding under this key.
     TypeError
         If the embedding is a DataFrame with a column that is not numeric.
     ValueError
@@ -127,16 +141,16 @@ def get_embedding(adata: AnnData, key: str) -> Any:
 
 
 def get_finite_embedding(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
-    """Return an embedding as an array of finite values, ``(N, D)``.
+    """Return an embedding as an array ``(N, D)``, after checking that all its values are finite.
 
-    ``rep`` is a key of ``obsm``, a layer, ``"X"``, or an array with one row per row of the table.
+    ``rep`` is a key of ``obsm``, the name of a layer, ``"X"``, or an array with one row per row of ``adata``.
 
     Raises
     ------
     KeyError, TypeError
         See :func:`get_embedding`.
     ValueError
-        If the embedding is sparse, has another number of rows, or is not finite.
+        If the embedding is sparse, has another number of rows than ``adata``, or is not finite.
     """
     x = np.asarray(get_embedding(adata, rep) if isinstance(rep, str) else check_dense(rep, "rep"))
     if x.ndim != 2 or len(x) != adata.n_obs:
@@ -150,12 +164,14 @@ def get_finite_embedding(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
 
 
 def get_label_texts(adata: AnnData, label_key: str | Sequence[str]) -> np.ndarray:
-    """Return one label per row as text, ``(N,)``; the labels of several columns are crossed.
+    """Return the label of each row of ``adata`` as text, ``(N,)``, from one or several columns of ``obs``.
+
+    Several columns are crossed: a label is then the combination of a row's values in all columns.
 
     Raises
     ------
     KeyError
-        If a column is missing.
+        If ``obs`` lacks a column.
     ValueError
         If a row has no label.
     """
@@ -164,27 +180,30 @@ def get_label_texts(adata: AnnData, label_key: str | Sequence[str]) -> np.ndarra
 
 
 def encode_label_column(adata: AnnData, label_key: str | Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct labels as text, ``(L,)``, and the index of each row's label among them, ``(N,)``.
+    """Return the distinct labels in one or several columns of ``obs``, and the code of each row's label.
 
-    Labels are read as in :func:`get_label_texts`.
+    The distinct labels are texts ``(L,)``. The code of a row is the index of its label among them, int32 ``(N,)``.
+    Several columns are crossed as in :func:`get_label_texts`.
     """
     columns = as_columns(label_key)
     check_keys(adata, [], columns)
     labels = label_values(adata.obs, columns)
     texts = np.array([label_text(label) for label in labels.cat.categories], dtype=object)
     places, names = pd.factorize(texts)
-    return names, places.astype(np.int32)[labels.cat.codes]  # int32 saves memory, as there may be millions of cells
+    # the codes are int32 instead of int64 to save memory, because there may be millions of cells
+    return names, places.astype(np.int32)[labels.cat.codes]
 
 
 def row_mask(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:
-    """Return a mask ``(N,)`` of rows that are given as a mask or as row numbers.
+    """Convert selected rows, given as a mask or as row numbers, to a boolean mask ``(n,)``.
 
-    The mask is true for all rows if ``rows`` is `None`. ``name`` is the name of the argument in error messages.
+    If ``rows`` is `None`, all rows are selected. ``n`` is the number of rows of the table, and ``name`` is the name of
+    the checked argument in error messages.
 
     Raises
     ------
     ValueError
-        If a mask has another length, a row number is out of range, or a row number is repeated.
+        If a mask does not have the length ``n``, a row number is out of range, or a row number is repeated.
     """
     if rows is None:
         return np.ones(n, dtype=bool)
@@ -207,18 +226,18 @@ def row_mask(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:
 
 
 def training_mask(adata: AnnData, trained_on: str | ArrayLike, name: str = "trained_on") -> np.ndarray:
-    """Return a mask ``(N,)`` of the rows that were used in training.
+    """Return a mask ``(N,)`` of the rows of ``adata`` that an embedding was trained on.
 
     ``trained_on`` is a mask, row numbers, or the name of a column of ``obs``. In a column, the values ``True`` and
-    ``"train"`` mark the rows that were used in training.
+    ``"train"`` mark the rows that were used in training. ``name`` is the name of the argument in error messages.
 
     Raises
     ------
     KeyError
-        If there is no such column.
+        If ``obs`` has no column of this name.
     ValueError
-        If no value of the column is one of ``True``, ``False``, ``"train"``, ``"validation"``, ``"test"`` and ``"left
-        out"``, or see :func:`row_mask`.
+        If the column holds none of the values ``True``, ``False``, ``"train"``, ``"validation"``, ``"test"`` and
+        ``"left out"``, or if :func:`row_mask` rejects the mask or row numbers.
     """
     if not isinstance(trained_on, str):
         return row_mask(name, trained_on, adata.n_obs)
@@ -231,9 +250,10 @@ def training_mask(adata: AnnData, trained_on: str | ArrayLike, name: str = "trai
 
 
 def training_mask_or_none(adata: AnnData, trained_on: str | ArrayLike | None) -> np.ndarray | None:
-    """Return a mask ``(N,)`` of the rows that an embedding was trained on, or `None` if they are not known.
+    """Return a mask ``(N,)`` of the rows that an embedding was trained on, or `None` if these rows are not known.
 
-    By default, they are read from ``obs["scbd_split"]``, where ``scbd run`` wrote the part of the split of each cell.
+    If ``trained_on`` is `None`, the rows are read from the column ``obs["scbd_split"]``, in which ``scbd run`` stores
+    whether each cell was used for training, validation or testing. Without this column, the rows are not known.
 
     Raises
     ------
@@ -248,18 +268,20 @@ def training_mask_or_none(adata: AnnData, trained_on: str | ArrayLike | None) ->
 def warn_if_seen_in_training(
     labels: np.ndarray, learned: np.ndarray | None, scored: ArrayLike, *, stacklevel: int = 3
 ) -> None:
-    """Warn if perturbations that are scored were seen in training.
+    """Warn if an embedding was trained on some of the perturbations for which it is scored.
 
-    Training pulls the embeddings of a perturbation's rows together, whether or not the perturbation has an effect.
+    Training pulls the embeddings of a perturbation's rows together, whether or not the perturbation has an effect. A
+    high score of such a perturbation is therefore no evidence of an effect.
 
     Parameters
     ----------
     labels
         Perturbation of each row, ``(N,)``.
     learned
-        Mask ``(N,)`` of the rows that were used in training; `None` if they are not known, which gives no warning.
+        Mask ``(N,)`` of the rows that were used in training; `None` if these rows are not known, in which case there is
+        no warning.
     scored
-        Perturbations that are scored, which may be repeated.
+        Names of the perturbations that are scored; a name may occur several times.
     stacklevel
         See :func:`warnings.warn`.
     """
@@ -278,10 +300,12 @@ def warn_if_seen_in_training(
 
 
 def warn_if_models_are_mixed(adata: AnnData, *keys: str | Sequence[str] | None) -> None:
-    """Warn if embeddings of different models of :func:`scbd.cross_fit` are compared with each other.
+    """Warn if a score compares embeddings of different models of :func:`scbd.cross_fit`.
 
-    ``keys`` are the environment and position columns of a score; each is one column or several crossed columns. There
-    is no warning if each of them includes the column of folds, because only rows of the same model are then compared.
+    :func:`scbd.cross_fit` trains one model per fold of the data, and embeddings of different models cannot be compared.
+    ``keys`` are the arguments of the score that name columns of environment and position; each is one column, or
+    several columns that are crossed. There is no warning if each of these arguments includes the column of folds,
+    because the score then compares only rows of the same model.
     """
     apart = bool(keys) and all(key is not None and FOLD_KEY in as_columns(key) for key in keys)
     n_models = 1 if apart or FOLD_KEY not in adata.obs else adata.obs[FOLD_KEY].nunique()
@@ -295,9 +319,9 @@ def warn_if_models_are_mixed(adata: AnnData, *keys: str | Sequence[str] | None) 
 
 
 def check_keys(adata: AnnData, obsm: Iterable[str], obs: Iterable[str] = ()) -> None:
-    """Raise a ``KeyError`` that lists the available keys, if a key is missing.
+    """Raise a ``KeyError`` that lists the available keys, if ``obsm`` or ``obs`` of ``adata`` lacks a required key.
 
-    A key of ``obsm`` may also be a layer or ``"X"``.
+    In place of a key of ``obsm``, the name of a layer or ``"X"`` is accepted.
     """
     check_anndata(adata)
     others = {"obsm": [*adata.layers, *(["X"] if adata.X is not None else [])], "obs": []}

@@ -1,8 +1,11 @@
-"""Average precision of single queries, and its distribution over random orders.
+"""Average precision of retrieval queries, and its null distribution over random rankings.
 
-Items that are equally similar to a query have no order. The average precision is therefore averaged over all orders of
-such ties, so that it depends on the embedding alone and not on the order of the rows. If all rows are the same vector,
-every query has the average precision that is expected by chance.
+A query ranks items by their similarity to it. Its average precision is high if the positives, which are the items that
+should be found, come before the negatives.
+
+Items that are equally similar to a query (ties) have no order. The average precision is therefore averaged over all
+orders of the ties, so that it depends on the embedding alone and not on the order of the rows. If all rows of the
+embedding are the same vector, every query has the average precision that is expected by chance.
 """
 
 from __future__ import annotations
@@ -16,32 +19,38 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-# decimals to which cosines are rounded before they are compared: far coarser than the rounding error of a matrix
-# product, far finer than the differences that noise in the data causes
+# number of decimals to which cosines are rounded before they are compared: far coarser than the rounding error of a
+# matrix product, and far finer than the differences that noise in the data causes
 _COSINE_DECIMALS = 9
-# maximum number of positives that are compared with each negative; with more, it is faster to sort the negatives
+# maximum number of positives of a query for which each positive is compared with each negative; with more positives, it
+# is faster to sort the negatives first
 _MAX_POSITIVES_WITHOUT_SORTING = 16
-# maximum number of cosines, or of random numbers, that are held in memory at once
+# maximum number of array elements (cosines between queries and items, or random numbers) that are held in memory at
+# once
 _MAX_NUMBERS_IN_MEMORY = 1 << 22
-# scores that differ by less are equal: sums of the same fractions in another order differ by rounding errors
+# mean average precisions count as equal if they differ by less than this value: sums of the same fractions in another
+# order differ by rounding errors
 _SCORE_TOLERANCE = 1e-12
 
 
 class QueryScores(NamedTuple):
-    """Average precision of all queries that have at least one positive and one negative."""
+    """Average precision and numbers of positives and negatives of several queries.
+
+    Only queries with at least one positive and one negative are included.
+    """
 
     rows: np.ndarray
-    """Row numbers of the queries, ``(Q,)``."""
+    """Row numbers of the queries in the embedding, ``(Q,)``."""
     average_precision: np.ndarray
     """Average precision of each query, float64 ``(Q,)``."""
     n_positives: np.ndarray
-    """Number of positives of each query, ``(Q,)``."""
+    """Number of positives of each query, that is, of items that should be ranked first, ``(Q,)``."""
     n_negatives: np.ndarray
-    """Number of negatives of each query, ``(Q,)``."""
+    """Number of negatives of each query, that is, of items that should be ranked last, ``(Q,)``."""
 
 
 def scale_to_unit_length(x: np.ndarray) -> np.ndarray:
-    """Return the rows scaled to length 1, as float64.
+    """Return the rows of an array ``(N, D)`` scaled to Euclidean length 1, as float64.
 
     A row of zeros stays a row of zeros, so that its cosine with any other row is 0.
     """
@@ -58,7 +67,7 @@ def score_queries(
     positives: Callable[[int], np.ndarray],
     negatives: Callable[[np.ndarray], np.ndarray],
 ) -> QueryScores:
-    """Compute the average precision of each query, with all items ranked by their cosine with the query.
+    """Compute the average precision of each query, with positives and negatives ranked by their cosine with the query.
 
     Queries without a positive or without a negative are omitted from the result. Cosines are computed for a block of
     queries at a time, which limits memory.
@@ -66,11 +75,11 @@ def score_queries(
     Parameters
     ----------
     unit
-        Rows of length 1, ``(N, D)``.
+        Embeddings of the queries and of all items, as rows of length 1, ``(N, D)``.
     queries
-        Row numbers of the queries, ``(Q,)``.
+        Row numbers of the queries in ``unit``, ``(Q,)``.
     gallery
-        Row numbers of the items that may be negatives, ``(G,)``.
+        Row numbers in ``unit`` of the items that may be negatives, ``(G,)``.
     positives
         Function from the row number of one query to the row numbers of its positives, the items that should be ranked
         first. Positives need not be in the gallery.
@@ -99,7 +108,10 @@ def score_queries(
 
 
 def average_precision(positives: np.ndarray, negatives: np.ndarray) -> float:
-    """Compute the mean precision at the positives, averaged over all orders of equal similarities.
+    """Compute the average precision of one query from the similarities of its positives and negatives.
+
+    The average precision is the mean, over positives, of the precision among the items that are ranked up to this
+    positive. If similarities are equal, the mean over all orders of these ties is returned.
 
     Parameters
     ----------
@@ -120,7 +132,7 @@ def average_precision(positives: np.ndarray, negatives: np.ndarray) -> float:
 
 
 def _count_above_thresholds(thresholds: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Count the values above each threshold, and the values at or above each threshold."""
+    """Return two counts of values for each threshold: values above the threshold, and values at or above it."""
     if len(thresholds) <= _MAX_POSITIVES_WITHOUT_SORTING:
         counts = [(np.count_nonzero(values > limit), np.count_nonzero(values >= limit)) for limit in thresholds]
         above, at_least = np.array(counts).T
@@ -132,14 +144,16 @@ def _count_above_thresholds(thresholds: np.ndarray, values: np.ndarray) -> tuple
 
 
 def expected_average_precision(n_positives: int, n_negatives: int) -> float:
-    """Compute the expected average precision of a random order."""
+    """Compute the average precision that is expected if positives and negatives are ranked in random order."""
     return _sum_precision_of_ties(n_positives, n_negatives, 0, 0) / n_positives
 
 
 def _sum_precision_of_ties(n_positives: int, n_negatives: int, positives_above: int, all_above: int) -> float:
-    """Sum the expected precision at the positives of one group of equal similarities, over all orders of the group.
+    """Sum the precision at each positive among items that are equally similar to a query, averaged over their orders.
 
-    ``positives_above`` and ``all_above`` are the numbers of positives, and of all items, with a higher similarity.
+    ``n_positives`` and ``n_negatives`` are the numbers of positives and negatives among these tied items.
+    ``positives_above`` and ``all_above`` are the numbers of positives, and of all items, that are more similar to the
+    query than the tied items.
     """
     n = n_positives + n_negatives
     before = np.arange(n)
@@ -148,17 +162,17 @@ def _sum_precision_of_ties(n_positives: int, n_negatives: int, positives_above: 
 
 
 class NullDistribution:
-    """Null distribution of the average precision, from random orders.
+    """Null distribution of the average precision of a query, from random rankings of its positives and negatives.
 
-    The distribution depends on the numbers of positives and of negatives only. Scores are drawn once for each pair of
-    these numbers, and are then reused.
+    The distribution depends only on the number of positives and on the number of negatives. Null scores are drawn once
+    for each pair of these two numbers, and are reused for all queries with the same pair.
 
     Parameters
     ----------
     n_permutations
-        Number of random orders for each pair of numbers.
+        Number of random rankings that are drawn for each pair (number of positives, number of negatives).
     seed
-        Seed of the random orders. The orders of one pair do not depend on the other pairs that are drawn.
+        Seed of the random rankings. The rankings of one pair do not depend on the other pairs that are drawn.
     """
 
     def __init__(self, n_permutations: int, seed: int) -> None:
@@ -166,7 +180,7 @@ class NullDistribution:
         self._drawn: dict[tuple[int, int], np.ndarray] = {}
 
     def p_value(self, score: float, n_positives: ArrayLike, n_negatives: ArrayLike) -> float:
-        """Return the p value of a mean average precision over several queries, against random orders.
+        """Return the p value of the mean average precision of several queries, compared with random rankings.
 
         Queries of one perturbation retrieve each other, so that their scores are far from independent. The null scores
         of each query are therefore sorted before they are added over queries, as if all queries had the same rank in
@@ -187,7 +201,10 @@ class NullDistribution:
         return float((1 + self._n - below) / (1 + self._n))
 
     def _scores(self, n_positives: int, n_negatives: int) -> np.ndarray:
-        """Return the scores of the random orders, sorted in ascending order, ``(n_permutations,)``."""
+        """Return the null scores for a pair of numbers of positives and negatives.
+
+        The null scores are the average precisions of random rankings, in ascending order, ``(n_permutations,)``.
+        """
         key = n_positives, n_negatives
         if key not in self._drawn:
             rng = np.random.default_rng([self._seed, *key])
@@ -198,8 +215,9 @@ class NullDistribution:
 
 
 def _random_scores(n_positives: int, n_negatives: int, n: int, rng: np.random.Generator) -> np.ndarray:
-    # positives at random places divide the unit interval into gaps, and a negative falls into a gap with a probability
-    # equal to its length: drawing these counts replaces shuffling
+    # Instead of shuffling a ranking, draw the number of negatives between successive positives: positives at random
+    # places divide the unit interval into gaps, and a negative falls into a gap with a probability equal to the length
+    # of the gap.
     gaps = rng.dirichlet(np.ones(n_positives + 1), n)
     before = rng.multinomial(n_negatives, gaps)[:, :-1].cumsum(axis=1)
     found = np.arange(1, n_positives + 1)
@@ -207,5 +225,5 @@ def _random_scores(n_positives: int, n_negatives: int, n: int, rng: np.random.Ge
 
 
 def round_cosines(cosine: np.ndarray) -> np.ndarray:
-    """Round cosines in place, so that equal similarities compare equal in spite of rounding errors of their product."""
+    """Round cosines in place, so that cosines which differ only by rounding errors of a matrix product become equal."""
     return np.round(cosine, _COSINE_DECIMALS, out=cosine)

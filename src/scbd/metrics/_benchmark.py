@@ -1,7 +1,10 @@
-"""All scores of several embeddings in one tidy frame, and summaries of this frame: over seeds, as ranks, as a table.
+"""Benchmark of embeddings: all scores of several embeddings in one tidy frame, and summaries of this frame.
 
-A new score needs a new entry in ``METRICS`` only: the entry holds its function, how it is interpreted, the arguments
-that it needs, and its title.
+:func:`benchmark` returns one row per score and embedding. :func:`summarise` averages the scores over training seeds,
+:func:`rank` orders the representations, and :func:`styled` formats the scores as a table.
+
+Each score is an entry of the dictionary ``METRICS``. To add a score, add an entry: it holds the function that computes
+the score, how the score is interpreted, the arguments that it requires, and its title.
 """
 
 from __future__ import annotations
@@ -37,25 +40,29 @@ from scbd.metrics._retrieval import Retrieval, replicate_retrieval, retrieval
 if TYPE_CHECKING:
     from anndata import AnnData
 
-# maximum number of cells for probes and mixing; a random subset is used if there are more
+# maximum number of cells that probes and mixing scores use; if there are more cells, they use a random subset of this
+# size
 _MAX_CELLS = 100_000
-# coverage of confidence intervals
+# coverage of the confidence intervals of scores
 _INTERVAL_LEVEL = 0.95
-# AUROC of a classifier without information
+# area under the ROC curve (AUROC) of a classifier that has no information about the label
 _CHANCE_AUROC = 0.5
-# fraction of all pairs of genes in each tail of their cosines, for the recall of known relations
+# size of the lower and of the upper tail of the cosines, as a fraction of all pairs of genes, for the recall of known
+# gene relations
 _RECALL_TAIL = 0.05
-# bootstrap samples whose range is below this value are equal
+# bootstrap samples of a score count as equal if their range, maximum minus minimum, is below this value
 _SAMPLE_TOLERANCE = 1e-12
 _NO_SAMPLES = np.empty(0)
-# weights of biology and of batch in the overall rank, as in Luecken et al. (2022)
+# weights of the mean biology score and of the mean batch score in the overall score by which representations are
+# ranked, as in Luecken et al. (2022)
 _WEIGHTS = {"biology": 0.6, "batch": 0.4}
 _GROUP_TITLES = {"biology": "biology", "batch": "batch", "shape": "other"}
 _ARROWS = {"higher": "↑", "lower": "↓", "nearer to chance": "→", "": ""}
 _ARROW_WORDS = {"↑": "higher is better", "↓": "lower is better", "→": "nearer to chance is better"}
 _CHANCE = "chance"
 _MAX_DIGITS = 6
-# a wide table scrolls by itself instead of widening the page, and long names of scores break into lines
+# styles of the HTML table of scores: a wide table has its own scroll bar instead of widening the page, and long names
+# of scores break into several lines
 _TABLE_STYLES = [
     {"selector": "", "props": "display: block; width: fit-content; max-width: 100%; overflow-x: auto"},
     {"selector": "caption", "props": "caption-side: bottom; text-align: left"},
@@ -67,32 +74,45 @@ _TABLE_STYLES = [
 
 
 class EstimatedScore(NamedTuple):
-    """Score of an embedding, with the value expected by chance and with bootstrap samples."""
+    """Value of one score of an embedding, its value expected by chance, and its bootstrap samples."""
 
     value: float
     chance: float = np.nan
-    """Score of an embedding without information in the same design, or NaN."""
+    """Expected score of an embedding without information in the same experimental design; NaN if it is not known."""
     draws: np.ndarray = _NO_SAMPLES
-    """Bootstrap samples over complexes, perturbations or cells, ``(R,)``; empty if no samples were requested."""
+    """Bootstrap samples of the score, ``(R,)``; empty if no samples were requested.
+
+    Depending on the score, each sample draws complexes, perturbations or cells with replacement.
+    """
     n_units: float = np.inf
-    """Number of units that are resampled; the effective number if units differ in size."""
+    """Number of units (complexes, perturbations or cells) that the bootstrap resamples.
+
+    If units differ in size, it is their effective number.
+    """
     is_mean: bool = False
-    """True if the score is, at least nearly, a mean over the resampled units. Student's t then gives its interval."""
+    """True if the score is, at least nearly, a mean over the resampled units.
+
+    The confidence interval of such a score comes from Student's t distribution.
+    """
     is_fraction: bool = False
-    """True if the score is a fraction of correct units. The binomial distribution then gives the interval of 0 or 1."""
+    """True if the score is the fraction of resampled units that are correct, for example an accuracy.
+
+    If such a score is 0 or 1, its confidence interval comes from the binomial distribution.
+    """
 
     def interval(self, level: float) -> tuple[float, float]:
-        """Return the lower and the upper end of the confidence interval.
+        """Return the lower and the upper end of the confidence interval of the score, with the coverage ``level``.
 
-        Both ends are NaN if there are no bootstrap samples, or only one unit. The method depends on the score:
+        Both ends are NaN if there are no bootstrap samples, or if only one unit is resampled. The method depends on the
+        score:
 
-        - Score that is not a mean: quantiles of the bootstrap samples, widened for few units.
+        - Score that is not a mean: quantiles of the bootstrap samples, widened if there are few units.
         - Score that is a mean: value plus and minus its standard error times a quantile of Student's t. The standard
-          error comes from the bootstrap samples. Their quantiles are not used, for two reasons: with few units, no
-          resampled mean exceeds the value of the largest unit; and resampled F1 scores are too low, because some labels
-          are not drawn.
-        - Score that is a mean, with equal bootstrap samples: the bound of Clopper and Pearson for a fraction of 0 or 1,
-          otherwise NaN.
+          error comes from the bootstrap samples. The quantiles of the bootstrap samples are not used, for two reasons:
+          with few units, no resampled mean exceeds the largest value of a unit; and bootstrap samples of the F1 score
+          are too low, because they lack some labels.
+        - Score that is a mean, if all its bootstrap samples are equal: the exact interval of Clopper and Pearson if the
+          score is a fraction of 0 or 1, otherwise NaN.
         """
         if not len(self.draws) or self.n_units <= 1:
             return np.nan, np.nan
@@ -104,13 +124,16 @@ class EstimatedScore(NamedTuple):
         return self.value - wide, self.value + wide
 
     def minus(self, other: EstimatedScore) -> EstimatedScore:
-        """Return the difference from another score, sample by sample."""
+        """Return the difference between this score and the score of another embedding.
+
+        Bootstrap samples are subtracted one by one: sample ``i`` of both scores must have drawn the same units.
+        """
         return self._replace(
             value=self.value - other.value, chance=np.nan, draws=self.draws - other.draws, is_fraction=False
         )
 
     def p_value(self) -> float:
-        """Return the two-sided p value of the hypothesis that this score, a difference, is 0."""
+        """Return the two-sided p value of the hypothesis that a difference of two scores (see :meth:`minus`) is 0."""
         if not len(self.draws) or self.n_units <= 1:
             return np.nan
         if not self.is_mean:
@@ -120,7 +143,10 @@ class EstimatedScore(NamedTuple):
         return float(2 * stats.t.sf(abs(self.value) / self._error, self.n_units - 1)) if self._error else 0.0
 
     def _exact(self, level: float) -> tuple[float, float]:
-        """Return the ends of the exact interval of a fraction that is 0 or 1; NaN for all other scores."""
+        """Return the exact confidence interval (Clopper and Pearson) of a score that is a fraction of 0 or 1.
+
+        Both ends are NaN for all other scores.
+        """
         if not self.is_fraction or self.value not in (0, 1):
             return np.nan, np.nan
         most = 1 - ((1 - level) / 2) ** (1 / self.n_units)
@@ -128,7 +154,7 @@ class EstimatedScore(NamedTuple):
 
     @property
     def _error(self) -> float:
-        """Standard error of a mean.
+        """Standard error of a score that is a mean, from its bootstrap samples.
 
         The bootstrap variance of a mean of n units is too small by the factor (n - 1) / n, which is corrected here.
         """
@@ -136,31 +162,39 @@ class EstimatedScore(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """One score, or several scores that are interpreted in the same way.
+    """Entry of ``METRICS``: one score, or several scores that are interpreted in the same way.
 
-    The full name of a score is the name of the metric, followed by the score's own name.
+    One function computes all scores of an entry. The full name of a score consists of the name of the metric and of the
+    score's own name. For example, the score ``f1`` of the metric ``y_probe`` is called ``y_probe_f1``.
     """
 
     function: Callable[[BenchmarkInput], dict[str, EstimatedScore]]
-    """Function that returns the scores by their own names; ``""`` if the score has the name of the metric."""
+    """Function that computes the scores of one embedding, and returns them by their own names.
+
+    The own name is ``""`` if the full name of the score is the name of the metric.
+    """
     side: Literal["biology", "batch", "shape"]
-    """Property of the embedding that the scores describe."""
+    """Property of the embedding that the scores describe.
+
+    It is ``"biology"`` for scores of perturbations, ``"batch"`` for scores of environments, and ``"shape"`` for scores
+    that depend on the embedding alone, such as its effective rank.
+    """
     better: Literal["higher", "lower", "nearer to chance", ""]
-    """Direction of better scores; empty if neither direction is better."""
+    """Direction in which the scores are better; empty if neither direction is better."""
     needs: tuple[str, ...] = ()
-    """Arguments of :func:`benchmark` that the metric needs; it is computed if all of them are given."""
+    """Arguments of :func:`benchmark` that the scores require; the scores are computed if all of them are given."""
     title: Mapping[str, str] = {}
-    """Titles of its scores, by their own names."""
+    """Titles of the scores in a formatted table, by the scores' own names."""
     headline: tuple[str, ...] = ()
-    """Own names of the scores that a short table shows."""
+    """Own names of the scores that :func:`styled` and :func:`rank` use by default."""
 
 
 @dataclass
 class BenchmarkInput:
-    """Embedding to be scored, with the arguments of :func:`benchmark`."""
+    """Input of each function in ``METRICS``: the embedding to be scored, and the arguments of :func:`benchmark`."""
 
     table: AnnData
-    """Table with ``obs``, and with the embedding as ``obsm["x"]``."""
+    """Table of the cells with their ``obs``, and with the embedding to be scored as ``obsm["x"]``."""
     y_key: str | None
     e_key: str | Sequence[str] | None
     guide_key: str | None
@@ -171,13 +205,16 @@ class BenchmarkInput:
     kinds: Sequence[ProbeKind]
     n_neighbors: int
     y: np.ndarray | None
-    """Perturbation of each cell, ``(N,)``."""
+    """Perturbation of each cell as text, ``(N,)``; `None` if ``y_key`` is not given."""
     e: np.ndarray | None
-    """Environment of each cell, ``(N,)``."""
+    """Environment of each cell as text, ``(N,)``; `None` if ``e_key`` is not given."""
     groups: np.ndarray | None
-    """Group that the probe of the perturbation holds out as a whole, for each cell, ``(N,)``."""
+    """Group of each cell for the probe of the perturbation, ``(N,)``; `None` if the probe splits single cells.
+
+    The probe uses either all or none of the cells of a group for training.
+    """
     drawn: dict[str, int]
-    """Arguments of the resampling: ``n_bootstrap`` and ``seed``."""
+    """Arguments of the bootstrap by name: number of samples (``n_bootstrap``) and ``seed``."""
 
     @property
     def x(self) -> Any:
@@ -194,7 +231,10 @@ def _effective_rank_score(cells: BenchmarkInput) -> dict[str, EstimatedScore]:
 
 
 def _relationship_scores(cells: BenchmarkInput) -> dict[str, EstimatedScore]:
-    """Compute the area, the recall and the average precision of the known relations in each network."""
+    """Compute how well cosines of gene profiles recover the known gene relations of each network.
+
+    The three scores are the area under the precision-recall curve, the recall, and the average precision.
+    """
     profiles = aggregate(cells.table, "x", gene_key=str(cells.y_key), guide_key=cells.guide_key, control=cells.control)
     n_bootstrap, seed = cells.drawn["n_bootstrap"], cells.drawn["seed"]
     found: dict[str, EstimatedScore] = {}
@@ -220,7 +260,10 @@ def _perturbation_probe_scores(cells: BenchmarkInput) -> dict[str, EstimatedScor
 
 
 def _mechanism_scores(cells: BenchmarkInput) -> dict[str, EstimatedScore]:
-    """Compute how well perturbations retrieve others with the same mechanism or target."""
+    """Compute how well perturbations retrieve other perturbations with the same mechanism or target.
+
+    The scores are computed for each column of mechanisms or targets in ``label_key``.
+    """
     found: dict[str, EstimatedScore] = {}
     how: dict[str, Any] = {"y_key": cells.y_key, "control": cells.control or (), "seed": cells.drawn["seed"]}
     for label in cells.labels:
@@ -341,24 +384,25 @@ def _join_score_name(name: str, score: str) -> str:
 
 
 def find_metric(score: str) -> Metric:
-    """Return the metric that a score of a frame belongs to.
+    """Return the entry of ``METRICS`` that a score belongs to, from the full name of the score.
 
-    It is the metric with the longest name among those that the name of the score begins with. An unknown score gets a
-    metric without a direction.
+    It is the entry with the longest name among those with which the name of the score begins. For an unknown score, a
+    new :class:`Metric` without a direction of better scores is returned.
     """
     names = [name for name in METRICS if score == name or score.startswith((f"{name}_", f"{name} ("))]
     return METRICS[max(names, key=len)] if names else Metric(lambda _: {}, side="shape", better="")
 
 
 def score_title(score: str) -> str:
-    """Return the title of a score, followed by the name of its network in parentheses.
+    """Return the title of a score for a table, from the score's full name.
 
-    A score without a title keeps its name, with spaces in place of underscores.
+    If the score belongs to a network of gene relations, the title ends with the name of the network in parentheses. A
+    score without a title keeps its name, with spaces in place of underscores.
 
     Examples
     --------
-    >>> from scbd.metrics._benchmark import measure_name
-    >>> measure_name("relationship_area (corum)"), measure_name("y_probe_auroc")
+    >>> from scbd.metrics._benchmark import score_title
+    >>> score_title("relationship_area (corum)"), score_title("y_probe_auroc")
     ('area, known relations (corum)', 'y probe auroc')
     """
     plain, bracket, network = score.partition(" (")
@@ -386,7 +430,7 @@ def benchmark(
     reference: str | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Score embeddings for biology and for batch effects.
+    """Score how well embeddings carry biology, and how much of the batch effects they retain.
 
     The arguments decide which scores are computed:
 
@@ -396,8 +440,8 @@ def benchmark(
     - ``y_key``, ``e_key``, ``control`` and ``replicates``: retrieval of replicates
     - ``e_key``: probes of the environment, and mixing of environments
 
-    ``y_key`` or ``e_key`` is required. The effective rank is always computed. Probes and mixing use 100,000 random
-    cells if there are more.
+    ``y_key`` or ``e_key`` is required. The effective rank is always computed. If there are more than 100,000 cells,
+    probes and mixing use a random subset of this size.
 
     Parameters
     ----------
@@ -405,28 +449,30 @@ def benchmark(
         Embedded cells that the embedding was not trained on.
     embeddings
         Keys of ``obsm``; or a mapping from the name of a representation to its key, or to several keys, for example one
-        per training seed. In place of a key, an array, or the path of a file that ``embed_to`` wrote for these cells.
-        Reduce wide features (for example of CellProfiler) to 64 principal components first, as the paper does.
+        per training seed. In place of a key, an array or the path of a file that ``embed_to`` wrote for these cells can
+        be given. Reduce wide features (for example of CellProfiler) to 64 principal components first, as the paper
+        does.
     y_key, e_key, guide_key
         Columns of ``obs`` with the perturbation, the environment, and the guide.
     group_key
-        Groups of cells that the probe of the perturbation holds out as a whole: a column of ``obs``, several columns
-        for their cross, or `None` to split cells one by one. A probe that was trained on other cells of a well can
-        recognise the well, and infer the perturbation from it. The default ``"auto"`` holds out environments if most
-        cells lie in an environment with a single perturbation, otherwise guides if most cells have a guide of a single
-        perturbation, otherwise nothing. See ``groups`` of :func:`label_probe`.
+        Groups of cells that the probe of the perturbation keeps together: all cells of a group are training cells, or
+        all are test cells. A column of ``obs``, several columns for their cross, or `None` to split cells one by one. A
+        probe that was trained on other cells of a well can recognise the well, and infer the perturbation from it. The
+        default ``"auto"`` holds out environments if most cells lie in an environment with a single perturbation,
+        otherwise guides if most cells have a guide of a single perturbation, otherwise single cells. See ``groups`` of
+        :func:`label_probe`.
     control
         Value or values of ``y_key`` for unperturbed cells, or `None`: see :func:`aggregate`.
     net
         Frame with columns ``source`` and ``target``, which hold values of ``y_key``; or a mapping from names to such
-        frames. Names appear in the names of scores. Remove large sets of genes first: they contribute most of the
-        related pairs, and otherwise dominate the scores.
+        frames. The name of a network appears in the names of its scores. Remove large sets of genes first: they
+        contribute most of the related pairs, and would dominate the scores.
     label_key
         Columns of ``obs`` with the mechanism or target of a perturbation, see :func:`retrieval`.
     replicates
         `True` if rows are wells that should retrieve their replicates in other environments, see
-        :func:`replicate_retrieval`. Or the columns with the position of a well on its plate, which adds a floor. Needs
-        ``y_key``, ``e_key`` and ``control``. Too slow for millions of cells.
+        :func:`replicate_retrieval`. Or the columns with the position of a well on its plate, which adds the floor, the
+        score of positions alone. Needs ``y_key``, ``e_key`` and ``control``. Too slow for millions of cells.
     kinds
         Types of classifiers for the probes of the environment, see :func:`label_probe`. Environments that a linear
         probe cannot predict may still differ in their variance, which ``"quadratic"`` detects.
@@ -437,12 +483,12 @@ def benchmark(
         units are complexes (known relations), groups of perturbations with linked mechanisms (retrieval of mechanisms),
         perturbations (retrieval of replicates), or held-out cells or groups (F1 and accuracy of probes). The intervals
         describe variation over these units. They do not describe variation over training seeds or, for probes, over
-        training cells. Bootstrap samples lack some labels, which lowers their F1: with few cells per label, use the
-        accuracy.
+        training cells. Bootstrap samples lack some labels, which lowers the F1 of the samples: with few cells per
+        label, use the accuracy.
     reference
-        Representation that all others are compared with, over the same bootstrap samples; needs ``n_bootstrap``. If it
-        has several keys, its first key is compared with the first key of each representation, and so on. If it has one
-        key, this key is compared with all keys.
+        Name of the representation that all other representations are compared with, over the same bootstrap samples.
+        Requires ``n_bootstrap``. If the reference has several keys, its first key is compared with the first key of
+        each representation, and so on. If the reference has one key, this key is compared with all keys.
     seed
         Seed of probes, subsets and bootstrap samples.
 
@@ -450,10 +496,12 @@ def benchmark(
     -------
     Tidy frame with one row per score and embedding, and these columns:
 
-    - ``metric``, ``representation`` and ``key``: names of the score and of the embedding
+    - ``metric``: name of the score
+    - ``representation`` and ``key``: name of the representation, and key of the embedding
     - ``value``: the score; ``effective_rank`` is the number of directions that the embedding uses, 0 for a single point
-    - ``chance``: score of an embedding without information in the same design, or NaN
-    - ``better``: ``"higher"``, ``"lower"``, ``"nearer to chance"``, or empty
+    - ``chance``: expected score of an embedding without information in the same experimental design; NaN if it is not
+      known
+    - ``better``: direction of better scores: ``"higher"``, ``"lower"``, ``"nearer to chance"``, or empty
     - ``low`` and ``high``, with ``n_bootstrap`` only: ends of the 95 % confidence interval, or NaN
     - ``difference``, ``difference_low``, ``difference_high`` and ``p_value``, with ``reference`` only: difference from
       the reference, its 95 % confidence interval, and its two-sided p value
@@ -461,8 +509,9 @@ def benchmark(
     Raises
     ------
     ValueError
-        If there are no cells, neither ``y_key`` nor ``e_key`` is given, an argument lacks another one that it needs, a
-        file holds other cells, ``reference`` is given without ``n_bootstrap``, or a score raises it.
+        If there are no cells, neither ``y_key`` nor ``e_key`` is given, an argument is given without another argument
+        that it requires, a file does not hold the cells of ``adata``, ``reference`` is given without ``n_bootstrap``,
+        or a single score cannot be computed.
     KeyError
         If a key is missing.
 
@@ -470,7 +519,7 @@ def benchmark(
     -----
     UserWarning
         If perturbations and environments are nested, so that the probe of the perturbation may recognise the
-        environment instead; or if replicates are scored of perturbations that were seen in training.
+        environment instead; or if the retrieval of replicates scores perturbations that the embedding was trained on.
 
     Examples
     --------
@@ -512,7 +561,10 @@ def _is_given(value: Any) -> bool:
 
 
 def _check_required_arguments(given: Mapping[str, Any]) -> None:
-    """Raise unless ``y_key`` or ``e_key`` is given, and each optional argument has the columns that it needs."""
+    """Raise an error unless ``y_key`` or ``e_key`` is given, and optional arguments come with those that they require.
+
+    ``given`` are the arguments of :func:`benchmark` by name.
+    """
     if given["y_key"] is None and given["e_key"] is None:
         msg = "Nothing to measure: give e_key or y_key."
         raise ValueError(msg)
@@ -525,16 +577,17 @@ def _check_required_arguments(given: Mapping[str, Any]) -> None:
 
 
 def check_reference_keys(reference: str | None, representations: Sequence[str], n_bootstrap: int) -> None:
-    """Raise unless every embedding can be compared with an embedding of the reference.
+    """Raise a ``ValueError`` unless every embedding can be compared with an embedding of the reference representation.
 
-    A reference needs bootstrap samples. It has either one key, or as many keys as every other representation.
+    The comparison requires bootstrap samples. The reference must have either one embedding, or as many embeddings (for
+    example one per training seed) as every other representation.
 
     Parameters
     ----------
     reference
         Name of the reference representation; `None` if there is no reference.
     representations
-        Name of the representation of each embedding.
+        For each embedding, the name of the representation that it belongs to.
     n_bootstrap
         Number of bootstrap samples.
     """
@@ -556,7 +609,10 @@ def check_reference_keys(reference: str | None, representations: Sequence[str], 
 def _report_frame(
     measured: Sequence[tuple[Embedding, dict[str, dict[str, EstimatedScore]]]], n_bootstrap: int, reference: str | None
 ) -> pd.DataFrame:
-    """Return the report of :func:`benchmark`: a frame with one row per score and embedding."""
+    """Return the result of :func:`benchmark`, a frame with one row per score and embedding.
+
+    ``measured`` holds, for each embedding, its scores by the name of the metric and by the score's own name.
+    """
     others = [scores for embedding, scores in measured if embedding.representation == reference]
     places: dict[str, int] = {}
     rows: list[dict[str, Any]] = []
@@ -571,7 +627,7 @@ def _report_frame(
             }
             row |= {"chance": score.chance, "better": METRICS[name].better}
             if n_bootstrap:
-                # all scores that have bootstrap samples lie between 0 and 1
+                # intervals are clipped, because all scores with bootstrap samples lie between 0 and 1
                 row |= dict(zip(("low", "high"), np.clip(score.interval(_INTERVAL_LEVEL), 0, 1), strict=True))
             if others:
                 apart = score.minus(others[min(place, len(others) - 1)][name][own])
@@ -583,17 +639,23 @@ def _report_frame(
 
 
 def nets_by_name(net: pd.DataFrame | Mapping[str, pd.DataFrame] | None) -> Mapping[str, pd.DataFrame]:
-    """Return networks as a mapping from names to frames; the name of a single network is empty."""
+    """Return networks of gene relations as a mapping from names to frames; a single network has the name ``""``."""
     return net if isinstance(net, Mapping) else {} if net is None else {"": net}
 
 
 def name_with_net(metric: str, name: str) -> str:
-    """Return the name of a metric followed by the name of its network in parentheses."""
+    """Return the name of a score, followed by the name of its network of gene relations in parentheses.
+
+    An example is ``area (corum)``. If the name of the network is empty, the name of the score is returned unchanged.
+    """
     return f"{metric} ({name})" if name else metric
 
 
 def probe_scores(embedding: Any, labels: Any, *, n_bootstrap: int, seed: int, **how: Any) -> dict[str, EstimatedScore]:
-    """Compute F1, AUROC and accuracy of :func:`scbd.metrics.label_probe`, with bootstrap samples of F1 and accuracy."""
+    """Compute F1, AUROC and accuracy of a classifier that predicts labels from an embedding.
+
+    The classifier is that of :func:`scbd.metrics.label_probe`. F1 and accuracy have bootstrap samples; AUROC has none.
+    """
     found = run_probe(embedding, labels, max_cells=_MAX_CELLS, seed=seed, **how)
     chance = {"f1": found.scores["chance_f1"], "auroc": _CHANCE_AUROC}
     draws = found.bootstrap_scores(n_bootstrap, seed) if n_bootstrap else {}
@@ -608,7 +670,7 @@ def probe_scores(embedding: Any, labels: Any, *, n_bootstrap: int, seed: int, **
 
 
 def retrieval_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str, EstimatedScore]:
-    """Return the mean average precision of a retrieval, and the fraction of perturbations with a significant score."""
+    """Return the mean average precision of a retrieval, and the fraction of perturbations with a q value below 0.05."""
     return {
         "map": mean_score(found.table, n_bootstrap, seed, found.units),
         "called": EstimatedScore(found.n_called / len(found.table)),
@@ -616,7 +678,11 @@ def retrieval_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str,
 
 
 def replicate_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str, EstimatedScore]:
-    """Return the scores of a replicate retrieval, with its floor and cross-position scores where they were computed."""
+    """Return the scores of a replicate retrieval, see :func:`replicate_retrieval`.
+
+    The floor (score of plate positions alone) and the cross-position score (replicates at other plate positions) are
+    included if they were computed.
+    """
     scores = retrieval_scores(found, n_bootstrap, seed)
     if len(found.floor_table):
         scores["floor"] = mean_score(found.floor_table, n_bootstrap, seed)
@@ -627,63 +693,67 @@ def replicate_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str,
 
 
 def _floor_corrected_chance(found: Retrieval) -> float:
-    """Compute the floor-corrected score of noise.
+    """Compute the floor-corrected score (:attr:`Retrieval.floor_corrected`) that is expected for an embedding of noise.
 
-    It is not 0 if perturbations and positions of controls have unequal numbers of wells to retrieve.
+    This score is not 0 if perturbations and plate positions of controls differ in their numbers of positives and
+    negatives, because their average precisions of a random order then differ.
     """
     floor = float(found.floor_table["chance"].mean())
     return (found.chance - floor) / (1 - floor) if floor < 1 else np.nan
 
 
 def mean_score(table: pd.DataFrame, n_bootstrap: int, seed: int, units: np.ndarray | None = None) -> EstimatedScore:
-    """Return the mean average precision over the rows of a table, with bootstrap samples over units.
+    """Return the mean average precision over the rows of a retrieval table, with bootstrap samples over units.
 
-    Each sample draws units with replacement, as many as there are. ``units`` are integer codes or labels of the rows;
-    by default each row is a unit of its own.
+    A unit is a group of rows that are resampled together. Each bootstrap sample draws units with replacement, as many
+    as there are units. ``units`` holds the unit of each row as an integer code or a label; by default, each row is a
+    unit of its own.
     """
     values, rng = table["average_precision"].to_numpy(), np.random.default_rng(seed)
     _, codes = np.unique(np.arange(len(values)) if units is None else units, return_inverse=True)
     size, total = np.bincount(codes), np.bincount(codes, values)
     drawn = rng.integers(len(size), size=(n_bootstrap, len(size)))
     draws = total[drawn].sum(axis=1) / size[drawn].sum(axis=1)
-    # effective number of units: it is lower than their number if some units are much larger than others
+    # effective number of units: it is lower than the number of units if some units have many more rows than other units
     n_units = float(size.sum() ** 2 / (size**2).sum())
     return EstimatedScore(float(values.mean()), float(table["chance"].mean()), draws, n_units, is_mean=True)
 
 
 def summarise(frame: pd.DataFrame, *, reference: str | None = None) -> pd.DataFrame:
-    """Compute the mean and the standard deviation over the keys (training seeds) of each representation.
+    """Compute mean and standard deviation of each score over the keys (training seeds) of each representation.
 
     Parameters
     ----------
     frame
-        Result of :func:`benchmark`, or several such frames concatenated. If a key has folds, they are averaged first,
-        because models of different folds share most of their training cells and are not independent like seeds.
+        Result of :func:`benchmark`, or several such frames concatenated. If the frame has a column ``fold``, the folds
+        of each key are averaged first, because models of different folds share most of their training cells and are not
+        independent like seeds.
     reference
-        Representation that the others are compared with by a paired t test over seeds. It has either as many keys as
-        the representation that is compared with it, which are paired in their order, or a single key. A single key is
-        treated as known exactly. Use a single key only for a representation without seeds, for example principal
-        components of pixels. The single run of a trained model may be better than its average run by chance, which
-        makes p values too small.
+        Name of the representation that all other representations are compared with, by a paired t test over seeds. The
+        reference must have either a single key, or as many keys as the representation that is compared with it; keys
+        are then paired in their order. The score of a single key is treated as known exactly. Use a single key only for
+        a representation without seeds, for example principal components of pixels. The single run of a trained model
+        may be better than its average run by chance, which makes p values too small.
 
     Returns
     -------
     Frame with one row per metric and representation, and these columns:
 
-    - ``metric`` and ``representation``
+    - ``metric`` and ``representation``: names of the score and of the representation
     - ``mean``: mean over keys. It is NaN if the score of any key, or of any fold, is NaN: a mean of the remaining
       scores would favour the runs that succeeded.
     - ``sd``: standard deviation over keys; NaN for a single key
     - ``n``: number of keys
-    - ``chance``: mean score of an embedding without information
+    - ``chance``: expected score of an embedding without information, mean over keys
     - ``difference``, ``difference_sd`` and ``p_value``, with ``reference`` only: mean and standard deviation of the
-      difference from the reference, and the p value. ``difference_sd`` and ``p_value`` are NaN for a single key.
+      difference from the reference, and the p value of the paired t test. ``difference_sd`` and ``p_value`` are NaN for
+      a single key.
 
     Raises
     ------
     ValueError
-        If the reference is missing, or if it has several keys, but another number than a representation that is
-        compared with it.
+        If the frame lacks the reference, or if the reference has several keys, but not as many as a representation that
+        is compared with it.
 
     Examples
     --------
@@ -704,25 +774,29 @@ def summarise(frame: pd.DataFrame, *, reference: str | None = None) -> pd.DataFr
 
 
 def _average_folds(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame with one row per key: the frame itself, or the mean over folds if the frame has folds."""
+    """Average the scores of each key over the folds of cross-fitting; a frame without folds is returned unchanged."""
     if "fold" not in frame:
         return frame
     key = ["metric", "representation", "key"]
-    # concatenated frames of several seeds may share a key: a fold that occurs again belongs to another run
+    # frames of several training seeds that were concatenated may have the same key: if a fold occurs again under a key,
+    # it belongs to another training run
     run = frame.groupby([*key, "fold"], dropna=False).cumcount().to_numpy()
     of_run = frame.assign(run=run).groupby([*key, "run"], sort=False, dropna=False)
     return of_run.agg({"value": _mean_with_nan, "chance": "mean"}).reset_index()
 
 
 def _mean_with_nan(values: pd.Series) -> float:
-    """Return the mean of all values, or NaN if any value is NaN, which pandas would skip."""
+    """Return the mean of all values, or NaN if any value is NaN; by default, pandas would skip NaN."""
     return float(values.mean(skipna=False))
 
 
 def _paired_difference(
     frame: pd.DataFrame, metric: str, representation: str, reference: str
 ) -> tuple[float, float, float]:
-    """Return mean, standard deviation and p value (paired t test over seeds) of the difference from a reference."""
+    """Compare the scores of a representation with those of the reference, paired over training seeds.
+
+    Return mean and standard deviation of the differences, and the p value of a paired t test.
+    """
     of_metric = frame[frame["metric"] == metric].groupby("representation", sort=False)["value"]
     values = {name: value.to_numpy(dtype=float) for name, value in of_metric}
     check_reference(reference, values)
@@ -741,7 +815,7 @@ def _paired_difference(
 
 
 def paired_p_value(mean: float, sd: float, n: int) -> float:
-    """Return the two-sided p value of a paired t test, from mean and standard deviation of ``n`` differences.
+    """Return the two-sided p value of a paired t test, from the mean and the standard deviation of ``n`` differences.
 
     The p value is 1 if all differences are 0, and 0 if all differences are equal but not 0.
     """
@@ -751,27 +825,27 @@ def paired_p_value(mean: float, sd: float, n: int) -> float:
 
 
 def check_reference(reference: str, names: Any) -> None:
-    """Raise a ``ValueError`` that lists the representations, if the reference is not one of them."""
+    """Raise a ``ValueError`` if the reference is not among ``names``, the names of the representations."""
     if reference not in names:
         msg = f"reference={reference!r} is no representation here; there are: {', '.join(names)}."
         raise ValueError(msg)
 
 
 def styled(frame: pd.DataFrame, metrics: Sequence[str] | None = None, *, digits: int = 2) -> Any:
-    """Format a report as a table that fits a page: metrics as rows, embeddings as columns, the best in bold.
+    """Format a benchmark as a table: scores as rows, representations as columns, the best value in bold.
 
-    Rows are grouped into biology (should be high), batch (should be near chance) and other scores. An arrow after each
-    name shows which direction is better. The last column is the score of an embedding without information. A
-    representation with several keys (training seeds) is shown as ``mean ± sd``. A table wider than the page has its own
-    scroll bar.
+    Rows are grouped into scores of biology (should be high), scores of batch (should be near chance) and other scores.
+    An arrow after the name of a score shows the direction of better values. The last column is the expected score of an
+    embedding without information. A representation with several keys (training seeds) is shown as ``mean ± sd``. A
+    table wider than the page has its own scroll bar.
 
     Parameters
     ----------
     frame
         Result of :func:`benchmark`.
     metrics
-        Rows of the table, by their names in ``frame["metric"]``; ``frame["metric"].unique()`` lists all of them. By
-        default a short selection of the main scores. The given order is kept within a group.
+        Scores that form the rows of the table, by their names in ``frame["metric"]``; ``frame["metric"].unique()``
+        lists all of them. By default a short selection of the main scores. Within a group, rows have the given order.
     digits
         Number of decimal places, from 0 to 6. Scores of 10 and more, for example of ``effective_rank``, have one
         decimal place less.
@@ -806,7 +880,8 @@ def styled(frame: pd.DataFrame, metrics: Sequence[str] | None = None, *, digits:
         msg = "A representation is called 'chance', as is the last column of the table: give it another name."
         raise ValueError(msg)
     sides = {metric: list(_GROUP_TITLES).index(find_metric(metric).side) for metric in mean}
-    order = sorted(mean, key=sides.__getitem__)  # a stable sort keeps the order within each group
+    # sorted() is stable, so that scores of the same group stay in the given order
+    order = sorted(mean, key=sides.__getitem__)
     badness = pd.DataFrame({metric: _distance_from_best(mean, chance, metric) for metric in order}, index=mean.index).T
     best = badness.eq(badness.min(axis=1), axis=0)
     text = pd.DataFrame(
@@ -829,7 +904,10 @@ def styled(frame: pd.DataFrame, metrics: Sequence[str] | None = None, *, digits:
 
 
 def _score_text(value: float, sd: float, digits: int) -> str:
-    """Return a score as text, for example 0.93 or 0.93 ± 0.02; the text is empty for NaN."""
+    """Format a score as text, for example 0.93, or 0.93 ± 0.02 with its standard deviation.
+
+    The text is empty if the score is NaN.
+    """
     if np.isnan(value):
         return ""
     places = max(digits - 1, 0) if abs(value) >= 10 else digits
@@ -839,24 +917,24 @@ def _score_text(value: float, sd: float, digits: int) -> str:
 def rank(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> pd.DataFrame:
     """Rank representations by the weighted mean of biology and batch scores, each on a scale from 0 to 1.
 
-    A score of **biology** is scaled so that chance is 0 and the best of these representations is 1. A score of
-    **batch** is scaled so that the worst of these representations is 0 and chance is 1, which is the score of an
-    embedding without information about environments. The weights are 0.6 for biology and 0.4 for batch, as in published
-    benchmarks of integration (Luecken et al., 2022).
+    A score of **biology** is scaled so that the value expected by chance is 0 and the best of the compared
+    representations is 1. A score of **batch** is scaled so that the worst of the compared representations is 0 and the
+    value expected by chance is 1. Chance is the score of an embedding without information about environments. The
+    weights are 0.6 for biology and 0.4 for batch, as in published benchmarks of integration (Luecken et al., 2022).
 
     A rank hides the scores that it combines, and depends on the representations that are compared: read the scores
     first.
 
-    Scores without a value for chance are not used. If an embedding lacks a score, or if the score is NaN for any key,
-    the worst value of this score among the representations is used. If the frame has ``effective_rank``, embeddings
-    that have collapsed to a point come last, whether or not ``effective_rank`` is among ``metrics``.
+    Scores without a value for chance are not used. If a representation lacks a score, or if the score is NaN for any of
+    its keys, it gets the worst value of this score among the representations. If the frame has ``effective_rank``,
+    embeddings that have collapsed to a point come last, whether or not ``effective_rank`` is among ``metrics``.
 
     Parameters
     ----------
     frame
         Result of :func:`benchmark`.
     metrics
-        Scores to rank by; by default a short selection of the main scores.
+        Scores to rank by, by their names in ``frame["metric"]``; by default a short selection of the main scores.
 
     Returns
     -------
@@ -882,7 +960,8 @@ def rank(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> pd.DataFr
     mean, _, chance = _pivot_summary(frame, metrics)
     scaled = pd.DataFrame({m: _scale_scores(mean[m], float(chance[m]), m) for m in mean if np.isfinite(chance[m])})
     scaled = scaled.dropna(axis=1, how="all")
-    scaled = scaled.fillna(scaled.min())  # skipping missing scores would favour embeddings that could not be scored
+    # a missing score gets the worst value: skipping it would favour embeddings that could not be scored
+    scaled = scaled.fillna(scaled.min())
     sides: dict[str, pd.Series] = {}
     for side in ("biology", "batch"):
         if own := [m for m in scaled if find_metric(m).side == side]:
@@ -900,9 +979,10 @@ def rank(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> pd.DataFr
 
 
 def _pivot_summary(frame: pd.DataFrame, metrics: Sequence[str] | None) -> tuple[pd.DataFrame, pd.DataFrame, pd.Series]:
-    """Return mean and standard deviation, each with one row per representation and one column per metric, and chance.
+    """Return three summaries of the selected scores: mean, standard deviation, and the value expected by chance.
 
-    Chance is the mean score of an embedding without information, by metric.
+    Mean and standard deviation over keys are frames with one row per representation and one column per score. The value
+    expected by chance is a series with one entry per score.
     """
     there = list(dict.fromkeys(frame["metric"]))
     if metrics is None:
@@ -921,7 +1001,10 @@ def _pivot_summary(frame: pd.DataFrame, metrics: Sequence[str] | None) -> tuple[
 
 
 def _distance_from_best(mean: pd.DataFrame, chance: pd.Series, metric: str) -> pd.Series:
-    """Return a value per representation that is lowest for the best one; NaN if the metric has no direction."""
+    """Return one number per representation that is lowest for the representation with the best value of a score.
+
+    All numbers are NaN if the score has no direction of better values.
+    """
     better = find_metric(metric).better
     if better == "nearer to chance":
         by_chance = float(chance[metric])
@@ -930,7 +1013,10 @@ def _distance_from_best(mean: pd.DataFrame, chance: pd.Series, metric: str) -> p
 
 
 def _scale_scores(values: pd.Series, chance: float, metric: str) -> pd.Series:
-    """Scale the scores of all representations as described in :func:`rank`."""
+    """Scale one score of all representations so that higher is better, as described in :func:`rank`.
+
+    ``chance`` is the value of the score that is expected by chance.
+    """
     if find_metric(metric).side == "biology":
         best = float(values.max())
         return (values - chance) / (best - chance) if best > chance else values * 0.0

@@ -1,4 +1,7 @@
-"""Average precision of gene sets, such as protein complexes."""
+"""Scores of single gene sets, such as protein complexes: similarity of the profiles of their genes.
+
+:func:`complex_table` returns one row per complex, with a p value and the average precision of its genes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from scbd.metrics._resampling import (
 if TYPE_CHECKING:
     from anndata import AnnData
 
-# largest false discovery rate at which a complex counts as significant
+# largest false discovery rate at which a protein complex (or other gene set) counts as significant
 _MAX_FALSE_DISCOVERY_RATE = 0.05
 
 
@@ -38,15 +41,16 @@ def complex_table(
     max_permutations: int | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Test how similar the genes of each complex are, compared with random sets of the same number of genes.
+    """Test how similar the gene profiles of each complex are, compared with random sets of the same number of genes.
 
-    The test is one-sided: genes should be similar, not opposite. By default, random sets are drawn from all profiles.
-    This differs from the scores over pairs, which exclude genes without a known partner.
+    The test is one-sided: profiles of a complex should be similar, not opposite. By default, random sets are drawn from
+    the genes of all profiles. In contrast, scores over pairs of genes, such as :func:`relationship_recall`, exclude
+    genes without a known partner by default.
 
     Parameters
     ----------
     profiles
-        Profiles, one row per gene, or :class:`Relations`.
+        Profiles, one row per gene, see :func:`aggregate`; or :class:`Relations`, which contain profiles.
     net
         Frame with columns ``source`` (complex) and ``target`` (gene).
     net_kind, gene_key, universe, max_set_size
@@ -54,11 +58,12 @@ def complex_table(
         sets are drawn from their genes, complexes above their ``max_set_size`` are excluded, and of these arguments
         only ``net_kind`` can be given.
     n_permutations
-        Number of random sets of each size in the first round. Complexes that fewer than 20 random sets reach are
-        compared with more random sets.
+        Number of random sets of each size in the first round. A complex is compared with more random sets in further
+        rounds, as long as fewer than 20 random sets have at least its mean cosine.
     max_permutations
-        Maximum number of random sets of a size. No p value is below ``1 / (max_permutations + 1)``. The default is 20
-        per complex, so that a complex that is significant alone can have a false discovery rate below 5 %.
+        Maximum number of random sets of each size. No p value is below ``1 / (max_permutations + 1)``. The default is
+        about 20 times the number of complexes, so that a complex that is significant alone can have a false discovery
+        rate of 5 %.
     seed
         Seed of the random sets.
 
@@ -67,14 +72,15 @@ def complex_table(
     Frame with one row per complex, the most significant first, and these columns:
 
     - ``size``: number of genes with a profile, at least two
-    - ``mean_cosine``: mean over pairs of genes of the complex
+    - ``mean_cosine``: mean cosine between the profiles of two genes, over all pairs of genes of the complex
     - ``p_value``: one-sided p value of the mean cosine, by a sequential permutation test. It is valid although the test
-      ends early.
+      stops drawing random sets early.
     - ``fdr``: false discovery rate (Benjamini and Hochberg)
-    - ``average_precision``: mean over genes of the complex. Each gene should rank the other genes of the complex before
-      all genes that are related to no gene of the complex.
-    - ``chance``: average precision of a random order. Both are NaN if there are no other genes.
-    - ``genes``: symbols of the genes
+    - ``average_precision``: mean over the genes of the complex. Each gene is a query that should rank the other genes
+      of the complex before all genes that are related to no gene of the complex.
+    - ``chance``: average precision of a random order. ``average_precision`` and ``chance`` are NaN if every gene is in
+      the complex or related to one of its genes.
+    - ``genes``: symbols of the genes of the complex
 
     Raises
     ------
@@ -126,7 +132,10 @@ def complex_table(
 
 
 def _genes_of_sets(net: pd.DataFrame, relations: Relations, net_kind: NetKind) -> dict[str, np.ndarray]:
-    """Return the row numbers of the genes of each set that has at least two genes with a profile."""
+    """Return, for each gene set of a network, the indices of its genes in ``relations.genes``.
+
+    Sets with fewer than two of these genes are omitted.
+    """
     genes = relations.genes
     network = read_network(net, relations.profiled, net_kind, relations.max_set_size)
     if network.kind == "pairs":
@@ -144,10 +153,10 @@ def _genes_of_sets(net: pd.DataFrame, relations: Relations, net_kind: NetKind) -
 
 
 def _max_permutations(asked: int | None, n_first: int, n_sets: int) -> int:
-    """Return the maximum number of permutations.
+    """Return the maximum number of random sets that each gene set is compared with.
 
-    The default suffices for a single set to have a false discovery rate of at most 5 %. A warning is given if the
-    requested number does not.
+    By default, this number suffices for a gene set that is significant alone to have a false discovery rate of at most
+    5 %. Warn if the requested number does not suffice.
     """
     needed = math.ceil(n_sets / _MAX_FALSE_DISCOVERY_RATE) - 1
     if asked is None:
@@ -163,7 +172,11 @@ def _max_permutations(asked: int | None, n_first: int, n_sets: int) -> int:
 
 
 def _set_average_precisions(relations: Relations, sets: list[np.ndarray]) -> np.ndarray:
-    """Return the average precision of each set and its value by chance, ``(S, 2)``; NaN if there are no other genes."""
+    """Return the average precision of each gene set, and the average precision of a random order, ``(S, 2)``.
+
+    Each gene of a set is a query: the other genes of the set are the positives, and the genes that are related to no
+    gene of the set are the negatives. Both values are NaN for a set without negatives.
+    """
     unit, everyone = scale_to_unit_length(relations.unit), np.arange(len(relations.genes))
     found = np.full((len(sets), 2), np.nan)
     for i, rows in enumerate(sets):

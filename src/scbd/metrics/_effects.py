@@ -1,4 +1,7 @@
-"""Magnitude and consistency of the effect of each perturbation, compared with the values expected by chance."""
+"""Magnitude and consistency of the effect of each perturbation, with p values from permuted labels.
+
+The magnitude is the distance of a perturbation from the controls, and the consistency is the similarity of its rows.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
-# number of random permutations that are evaluated at once
+# number of random permutations of the labels for which scores are computed at once
 _PERMUTATIONS_PER_BLOCK = 100
-# median number of rows per perturbation and environment above which we warn that rows look like cells: plates rarely
-# hold more wells of one perturbation, and wells rarely hold fewer cells
+# number of rows per perturbation and environment (median) above which we warn that the rows of the table are probably
+# cells and not wells: a plate rarely holds more wells of one perturbation, and a well rarely holds fewer cells
 _MAX_WELLS_PER_ENVIRONMENT = 8
 
 
@@ -49,8 +52,8 @@ def perturbation_effects(
 
     **Magnitude** is the energy distance between the rows :math:`x` of a perturbation and the controls :math:`c`,
     :math:`2 \mathbb{E} \lVert x - c \rVert - \mathbb{E} \lVert x - x' \rVert - \mathbb{E} \lVert c - c' \rVert`. No row
-    is compared with itself. The mean over permuted labels is subtracted, so that the magnitude of a perturbation
-    without effect is 0 on average.
+    is compared with itself. The mean over permuted labels is subtracted from the energy distance, so that the magnitude
+    of a perturbation without effect is 0 on average.
 
     **Consistency** is the mean cosine between two rows of a perturbation, after the mean of the controls is subtracted.
 
@@ -58,8 +61,9 @@ def perturbation_effects(
     perturbation and its controls. The p value is the proportion of random labels for which the magnitude (or the
     consistency) is at least as large as for the true labels.
 
-    Positions of a plate layout that plates share have effects of their own. This function does not distinguish them
-    from effects of perturbations; :func:`replicate_retrieval` estimates them with its floor.
+    If all plates have the same layout, positions on the plate have effects as well. This function does not distinguish
+    effects of positions from effects of perturbations; :func:`replicate_retrieval` estimates effects of positions with
+    its floor.
 
     Parameters
     ----------
@@ -77,11 +81,12 @@ def perturbation_effects(
         compared with controls of its own environments only, labels are permuted within environments, and consistency is
         computed from pairs of rows in different environments.
     trained_on
-        Rows that the embedding was trained on, see :func:`replicate_retrieval`.
+        Rows that the embedding was trained on, in the formats that :func:`replicate_retrieval` accepts. They are only
+        used to warn if perturbations were seen in training.
     max_cells
-        Maximum number of rows of each perturbation, and of its controls. More rows are reduced to a random subset.
+        Maximum number of rows of each perturbation, and of its controls. If there are more, a random subset is used.
     n_permutations
-        Number of random permutations. No p value is below ``1 / (n_permutations + 1)``.
+        Number of random permutations of the labels. No p value is below ``1 / (n_permutations + 1)``.
     seed
         Seed of subsets and permutations.
 
@@ -173,12 +178,14 @@ def _perturbation_effect(
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Compute the magnitude and the consistency of one perturbation, each with its p value.
 
-    The magnitude is the energy distance to the controls minus its expected value under permuted labels.
+    The magnitude is the energy distance between rows of the perturbation and controls, minus its expected value under
+    permuted labels. ``rows`` and ``controls`` are the row numbers of both groups in the embedding ``x``.
     """
     from scipy.spatial.distance import pdist, squareform
 
     both, elsewhere = np.concatenate([rows, controls]), bool(np.ptp(e) > 0)
-    x, e = x[both] - x[controls[0]], e[both]  # the shift makes x exactly 0 if all rows are equal
+    # one control is subtracted from all rows, so that x is exactly 0 if all rows are equal
+    x, e = x[both] - x[controls[0]], e[both]
     distance, total = squareform(pdist(x)), x.sum(0)
     is_perturbed = np.zeros((1, len(both)))
     is_perturbed[0, : len(rows)] = 1
@@ -194,31 +201,34 @@ def _perturbation_effect(
         null = scores(
             permute_within_groups(is_perturbed[0], e, min(_PERMUTATIONS_PER_BLOCK, n_permutations - start), rng)
         )
-        n_larger += np.count_nonzero(null.T >= observed - 1e-9 * abs(observed), axis=0)
+        n_larger += np.count_nonzero(observed - 1e-9 * abs(observed) <= null.T, axis=0)
     p = np.where(np.isnan(observed), np.nan, (1 + n_larger) / (1 + n_permutations))
     expected = _expected_energy_distance(distance, is_perturbed[0], e)
     return (float(observed[0]) - expected, float(p[0])), (float(observed[1]), float(p[1]))
 
 
 def _energy_distances(distance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Compute the energy distance between the chosen rows and all other rows, for each of ``B`` choices, ``(B,)``.
+    """Compute the energy distance between chosen rows and all other rows, for each of ``B`` choices of rows, ``(B,)``.
 
-    ``chosen`` is ``(B, N)``, with 1 for chosen rows and 0 for all other rows.
+    ``distance`` holds the distances between all rows, ``(N, N)``. Each row of ``chosen``, ``(B, N)``, is one choice,
+    with 1 for chosen rows and 0 for all other rows.
     """
     inside = ((chosen @ distance) * chosen).sum(1)
     return _energy_distance_from_sums(chosen @ distance.sum(1), inside, distance.sum(), chosen.sum(1), chosen.shape[1])
 
 
 def _expected_energy_distance(distance: np.ndarray, chosen: np.ndarray, e: np.ndarray) -> float:
-    """Compute the mean energy distance over all ways to choose the same number of rows in each environment.
+    """Compute the expected energy distance between chosen rows and all other rows, if rows are chosen at random.
 
-    ``chosen`` is ``(N,)``, with 1 for chosen rows and 0 for all other rows. The mean is not 0 if chosen rows and other
-    rows are distributed differently over environments: differences between environments then contribute to the
-    distance.
+    The expected value is the mean over all choices with the same number of chosen rows in each environment as in
+    ``chosen``. ``chosen`` is ``(N,)``, with 1 for chosen rows and 0 for all other rows. The expected value is not 0 if
+    chosen rows and other rows are distributed differently over environments: differences between environments then
+    contribute to the distance.
     """
     member = (e == np.unique(e)[:, None]).astype(float)
     n, size = member @ chosen, member.sum(1)
-    # probability that both rows of a pair are chosen, for each pair of environments (diagonal: for one environment)
+    # probability that both rows of a pair are chosen: for rows of two environments off the diagonal, and for two rows
+    # of the same environment on the diagonal
     both = np.outer(n / size, n / size)
     np.fill_diagonal(both, n * (n - 1) / np.maximum(size * (size - 1), 1))
     between = member @ distance @ member.T
@@ -227,11 +237,11 @@ def _expected_energy_distance(distance: np.ndarray, chosen: np.ndarray, e: np.nd
 
 
 def _energy_distance_from_sums(touched: Any, inside: Any, total: float, n: Any, size: int) -> Any:
-    """Compute the energy distance between ``n`` of ``size`` rows and the other rows, from sums of distances.
+    """Compute the energy distance between ``n`` rows and the other ``size - n`` rows, from sums of distances.
 
-    ``touched`` is the sum of distances from the ``n`` rows to all rows, ``inside`` is the sum among the ``n`` rows, and
-    ``total`` is the sum among all rows. ``inside`` and ``total`` count each pair twice. The term within a group is 0 if
-    the group is a single row.
+    ``touched`` is the sum of the distances from the ``n`` rows to all rows, ``inside`` is the sum of the distances
+    among the ``n`` rows, and ``total`` is the sum of the distances among all rows. ``inside`` and ``total`` count each
+    pair of rows twice. The mean distance within a group of a single row counts as 0.
     """
     m, across = size - n, touched - inside
     outside = total - 2 * across - inside
@@ -241,14 +251,16 @@ def _energy_distance_from_sums(touched: Any, inside: Any, total: float, n: Any, 
 def _consistency_across_environments(
     x: np.ndarray, e: np.ndarray, chosen: np.ndarray, total: np.ndarray, elsewhere: bool
 ) -> float:
-    """Compute the mean cosine between pairs of chosen rows, after the mean of all other rows is subtracted.
+    """Compute the consistency of chosen rows: their mean cosine with each other, relative to all other rows.
 
-    ``total`` is the sum of all rows, ``(D,)``. With ``elsewhere``, pairs are rows of different environments. The result
-    is NaN if there is no pair.
+    The mean of all other rows is subtracted before cosines are computed. ``total`` is the sum of all rows, ``(D,)``. If
+    ``elsewhere`` is true, only pairs of rows from different environments are used. The result is NaN if there is no
+    pair.
     """
     own = x[chosen]
     unit, e = scale_to_unit_length(own - (total - own.sum(0)) / (len(x) - len(own))), e[chosen]
-    # sums over the rows that are not compared with each other: a row with itself or, with elsewhere, an environment
+    # sum of each group of rows that are not compared with each other: a group is a single row or, if elsewhere is true,
+    # all rows of one environment
     own, n_own = unit, np.ones(len(unit))
     if elsewhere:
         member = (e == np.unique(e)[:, None]).astype(float)

@@ -1,4 +1,8 @@
-"""Mixing of environments among the neighbours of each cell: iLISI, neighbours of the same environment, silhouette."""
+"""Scores of how well environments, such as batches, are mixed in an embedding.
+
+The scores are iLISI and the fraction of neighbours from the same environment, both from the nearest neighbours of each
+cell, and the silhouette of environments.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# maximum number of cells for which nearest neighbours are exact
+# maximum number of cells for which the search for nearest neighbours is exact; with more cells, it is approximate
 _MAX_CELLS_EXACT_NEIGHBOURS = 100_000
-# maximum number of cells for the silhouette
+# maximum number of cells from which the silhouette is computed; with more cells, a random subset is used
 _MAX_CELLS_SILHOUETTE = 5_000
-# number of cells whose neighbours are weighted at once
+# number of cells for which the weights of their neighbours are computed at once
 _ROWS_PER_BLOCK_OF_NEIGHBOURS = 1 << 13
-# standard deviation of the random shift that separates coinciding cells, as a fraction of the median distance to the
-# centre: smaller than numerical errors of an embedding computed in float32, larger than rounding errors of distances
+# standard deviation of the random shift that separates cells with identical embeddings, as a fraction of the median
+# distance between a cell and the centre of all cells: smaller than numerical errors of an embedding computed in
+# float32, and larger than rounding errors of distances
 _DUPLICATE_SHIFT = 1e-6
 _MIXING_SCORES = ("ilisi", "same_environment_neighbours", "silhouette")
 
@@ -44,7 +49,7 @@ def batch_mixing(
     max_cells: int | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Compute how well environments are mixed in an embedding, with the values expected by chance in the same design.
+    """Compute how well environments are mixed in an embedding, with the values that random mixing would give.
 
     Cells with exactly the same embedding are ranked as neighbours in a random order, independent of the order of rows.
     If at least half of the cells have the same embedding, neighbours have no meaning, and the scores are NaN.
@@ -61,15 +66,15 @@ def batch_mixing(
         Column of ``obs`` with the perturbation. If it is given, neighbours are searched among cells of the same
         perturbation, and the scores of perturbations are averaged with their numbers of cells as weights. Use it if
         perturbations are distributed unequally over environments. Perturbations with fewer than ``3 * n_neighbors``
-        cells, or in one environment only, are excluded. Their number is logged and returned.
+        cells, or in one environment only, are excluded. The number of excluded perturbations is logged and returned.
     n_neighbors
         Number of neighbours per cell. Neighbours are exact for up to 100,000 cells, and approximate (pynndescent) for
         more.
     max_cells
         Maximum number of cells; a random subset is used if there are more. `None` uses all cells.
     seed
-        Seed of the random subset, the approximate search, the silhouette's subset, the permuted environments and the
-        order of cells with the same embedding.
+        Seed of the random subset of cells, the approximate search for neighbours, the subset for the silhouette, the
+        permuted environments, and the order of cells with the same embedding.
 
     Returns
     -------
@@ -77,11 +82,13 @@ def batch_mixing(
 
     - ``ilisi``: median inverse Simpson index of the neighbours' environments (perplexity ``n_neighbors / 3``), scaled
       so that it is 0 if all neighbours come from one environment
-    - ``ilisi_expected``: the same with environments permuted over the cells; it is below 1
+    - ``ilisi_expected``: value of ``ilisi`` after environments were permuted over the cells; it is below 1
     - ``same_environment_neighbours``: fraction of neighbours from the cell's own environment
-    - ``same_environment_expected``: expected fraction if neighbours were drawn at random
-    - ``silhouette``: mean silhouette width by environment of at most 5,000 cells; near 1 if environments are separated
-    - ``silhouette_expected``: the same with permuted environments; it is below 0
+    - ``same_environment_expected``: expected value of ``same_environment_neighbours`` if neighbours were drawn at
+      random
+    - ``silhouette``: mean silhouette width of at most 5,000 cells, with environments as clusters; near 1 if
+      environments are separated
+    - ``silhouette_expected``: value of ``silhouette`` after environments were permuted over the cells; it is below 0
     - ``n_left_out``, with ``y_key`` only: number of excluded perturbations
 
     Raises
@@ -104,7 +111,7 @@ def batch_mixing(
     Examples
     --------
     >>> scores = scbd.metrics.batch_mixing(adata, "X_scbd_c", "well", n_neighbors=30)
-    >>> sorted(scores)[:2]  # how mixed wells are, beside what permuted wells would be
+    >>> sorted(scores)[:2]  # mixing of the wells, and its value for permuted wells
     ['ilisi', 'ilisi_expected']
     """
     x, environments = np.asarray(get_embedding(adata, embedding_key)), get_label_texts(adata, e_key)
@@ -143,7 +150,10 @@ def batch_mixing(
 def _rows_of_scorable_perturbations(
     labels: np.ndarray, codes: np.ndarray, y_key: str, at_least: int
 ) -> tuple[list[np.ndarray], int]:
-    """Return the rows of each perturbation within which mixing can be measured, and count other perturbations."""
+    """Return the rows of each perturbation within which mixing can be measured, and the number of other perturbations.
+
+    Mixing can be measured within a perturbation if it has at least ``at_least`` cells, from more than one environment.
+    """
     rows = list(pd.Series(labels).groupby(labels).indices.values())
     large = [group for group in rows if len(group) >= at_least]
     if not large:
@@ -163,18 +173,21 @@ def _rows_of_scorable_perturbations(
 
 
 def separate_duplicates(x: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, bool]:
-    """Shift each cell by a tiny random vector, to rank coinciding cells at random, and test for a collapsed embedding.
+    """Shift each cell by a tiny random vector, so that cells with identical embeddings are ranked in a random order.
 
-    The shifts are too small to change the order of neighbours, except among cells that coincide. Without shifts,
-    coinciding cells would be neighbours in the order of their rows. Permuting the rows would not help, because all
-    cells would then list the coinciding cells in one common order. With shifts, each cell has an order of its own.
+    The shifts are too small to change the order of neighbours, except among cells with identical embeddings. Without
+    shifts, such cells would be neighbours in the order of their rows. Permuting the rows would not help, because all
+    cells would then list cells with identical embeddings in one common order. With shifts, each cell has an order of
+    its own.
 
     Returns
     -------
-    The shifted cells, and whether at least half of the cells coincide.
+    The embedding of the shifted cells; and `True` if the embedding has collapsed, that is, if at least half of the
+    cells have the same embedding.
     """
     rounding = relative_rounding_error(x.dtype)
-    # if more than half of the cells coincide, the median is the point where they lie
+    # the centre is the median of the embedding: if more than half of the cells have the same embedding, it is their
+    # position
     centre = np.median(x, axis=0).astype(np.float64)
     x = x - centre
     spread = float(np.median(np.linalg.norm(x, axis=1)))
@@ -195,7 +208,8 @@ def _mixing_scores(x: np.ndarray, codes: np.ndarray, n_neighbors: int, seed: int
         "ilisi": float(ilisi),
         "ilisi_expected": float(ilisi_expected),
         "same_environment_neighbours": float(np.mean([(codes[column] == codes).mean() for column in neighbors.T])),
-        # a cell does not count as its own neighbour
+        # mean probability that a random other cell has the same environment: 1 is subtracted because a cell is not its
+        # own neighbour
         "same_environment_expected": float(((frequency[codes] - 1) / (len(codes) - 1)).mean()),
         "silhouette": _silhouette(x[rows], codes[rows]),
         "silhouette_expected": _silhouette(x[rows], permuted[rows]),
@@ -209,37 +223,42 @@ def _silhouette(x: np.ndarray, codes: np.ndarray) -> float:
 
 
 def nearest_neighbors(x: np.ndarray, n_neighbors: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return Euclidean distances to the nearest other cells, and their row numbers, each ``(N, n_neighbors)``."""
+    """Find the nearest other cells of each cell, by Euclidean distance.
+
+    Return the distances to these neighbours and their row numbers, each ``(N, n_neighbors)``.
+    """
     if len(x) <= _MAX_CELLS_EXACT_NEIGHBOURS:
         from sklearn.neighbors import NearestNeighbors
 
-        # without an argument, kneighbors() excludes the cell itself
+        # kneighbors() without an argument excludes each cell from its own list of neighbours
         return NearestNeighbors(n_neighbors=n_neighbors, algorithm="brute").fit(x).kneighbors()
     from pynndescent import NNDescent
 
     with keep_torch_threads():
         index, distances = NNDescent(x, n_neighbors=n_neighbors + 1, random_state=seed).neighbor_graph
-    # each cell is in its own list of neighbours, and is removed from it. Where duplicates have displaced the cell from
-    # its list, the last neighbour is removed instead.
+    # NNDescent includes each cell in its own list of neighbours, from which the cell is removed. If other cells with
+    # the same embedding have displaced a cell from its own list, the last neighbour of the list is removed instead.
     own = index == np.arange(len(x))[:, None]
     own[~own.any(axis=1), -1] = True
     return distances[~own].reshape(len(x), -1), index[~own].reshape(len(x), -1)
 
 
 def lisi(distances: np.ndarray, neighbors: np.ndarray, labels: Sequence[ArrayLike], perplexity: float) -> np.ndarray:
-    """Compute the inverse Simpson index of the neighbours' labels, with weights of a given perplexity.
+    """Compute the local inverse Simpson index (LISI): the effective number of labels among each cell's neighbours.
 
-    The weight of a neighbour decreases exponentially with its distance. The decay rate of each cell is chosen so that
-    the weights have the given perplexity.
+    The weight of a neighbour decreases exponentially with its distance. The decay rate is chosen for each cell, so that
+    the weights of its neighbours have the given perplexity.
 
     Parameters
     ----------
     distances, neighbors
-        Distances to the neighbours, and their row numbers, each ``(N, K)``.
+        Distances from each of ``N`` cells to its ``K`` neighbours, and the row numbers of these neighbours, each
+        ``(N, K)``.
     labels
-        One or several labellings of the ``M`` rows that ``neighbors`` refers to, each integers ``(M,)``.
+        List of one or several arrays of integer labels, for example environments. Each array ``(M,)`` holds one label
+        for each of the ``M`` rows that ``neighbors`` refers to.
     perplexity
-        Effective number of neighbours.
+        Effective number of neighbours that have weight.
 
     Returns
     -------
@@ -269,13 +288,13 @@ def _effective_numbers_of_labels(
 
 
 def _neighbour_weights(distances: np.ndarray, perplexity: float, tolerance: float = 1e-5) -> np.ndarray:
-    """Compute the weights of the neighbours, ``(N, K)``, for a given perplexity.
+    """Compute the weights of each cell's neighbours, ``(N, K)``, from their distances.
 
-    ``tolerance`` is the largest accepted difference between the entropy of the weights and the logarithm of the
-    perplexity, in nats.
+    The weights of a cell sum to 1, and their perplexity (exponential of the entropy) is ``perplexity``. ``tolerance``
+    is the largest accepted difference between the entropy and the logarithm of ``perplexity``, in nats.
     """
-    # one bandwidth per cell, found by bisection for all cells at once; subtracting the distance to the first neighbour
-    # does not change the normalised weights
+    # The weights of each cell have their own decay rate (beta), which is found by bisection for all cells at once.
+    # Subtracting the distance to the first neighbour does not change the normalised weights.
     d = distances - distances[:, :1]
     beta = np.ones(len(d))
     low, high = np.full(len(d), -np.inf), np.full(len(d), np.inf)

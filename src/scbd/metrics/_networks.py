@@ -1,4 +1,4 @@
-"""Networks of known relations between genes, read from tables of pairs or of sets."""
+"""Networks of known relations between genes, read from tables of gene pairs or of gene sets such as complexes."""
 
 from __future__ import annotations
 
@@ -19,26 +19,32 @@ Kind = Literal["pairs", "sets"]
 
 
 NetKind = Literal["auto", "pairs", "sets"]
-# a network holds sets if at most this fraction of its sources are genes, and pairs if at least 1 minus this fraction
-# are; otherwise its kind is not clear
+# Maximum fraction of sources that are genes in a network of gene sets, whose sources are names of sets. Networks of
+# gene pairs, whose sources are genes, are recognised by a fraction of at least 1 minus this value. For fractions in
+# between, the kind of network is not clear.
 _MAX_FRACTION_OF_GENES_AMONG_SET_NAMES = 0.05
 
 
 class GeneNetwork(NamedTuple):
-    """Network of relations without duplicate rows, and its kind."""
+    """Network of known relations between genes, without duplicate rows, and the kind of these relations."""
 
     rows: pd.DataFrame
-    """Text columns ``source`` and ``target``."""
+    """Frame with one row per relation: text columns ``source`` (gene or name of a gene set) and ``target`` (gene)."""
     kind: Kind
-    """Kind of the sources: genes (``"pairs"``) or names of sets (``"sets"``)."""
+    """Kind of the relations: ``"pairs"`` or ``"sets"``.
+
+    In a network of pairs, sources are genes that are related to their targets. In a network of sets, sources are names
+    of gene sets, and targets are the genes of these sets.
+    """
 
 
 def read_network(
     net: pd.DataFrame, genes: np.ndarray, net_kind: NetKind = "auto", max_set_size: int | None = None
 ) -> GeneNetwork:
-    """Read a network, and determine whether it holds pairs of genes or members of sets; see :class:`Relations`.
+    """Read a network of gene relations from a frame, and determine whether it holds gene pairs or gene sets.
 
-    ``genes`` are the symbols of the profiles, ``(G,)``. They help to distinguish genes from names of sets.
+    See :class:`Relations` for both kinds and for ``max_set_size``. ``genes`` are the gene symbols of the profiles,
+    ``(G,)``. They help to distinguish genes from names of sets.
     """
     missing = {"source", "target"} - set(net.columns)
     if missing:
@@ -56,7 +62,7 @@ def read_network(
 
 
 def _drop_large_sets(rows: pd.DataFrame, kind: Kind, genes: np.ndarray, most: int) -> pd.DataFrame:
-    """Remove sets with more than ``most`` genes that have a profile; genes without a profile are not counted."""
+    """Remove gene sets with more than ``most`` genes; only genes that have a profile are counted."""
     check_count("max_set_size", most, least=2)
     if kind == "pairs":
         msg = f"max_set_size={most} is of sets of genes, and net holds pairs: leave it out, or say net_kind='sets'."
@@ -70,7 +76,10 @@ def _drop_large_sets(rows: pd.DataFrame, kind: Kind, genes: np.ndarray, most: in
 
 
 def _infer_network_kind(rows: pd.DataFrame, genes: np.ndarray) -> Kind:
-    """Return ``"pairs"`` if nearly all sources are genes, ``"sets"`` if nearly none is; raise an error otherwise."""
+    """Return ``"pairs"`` if at least 95 % of the sources of a network are genes, and ``"sets"`` if at most 5 % are.
+
+    Otherwise, raise a ``ValueError``.
+    """
     sources = pd.Index(rows["source"].unique())
     known = sources[sources.isin(rows["target"]) | sources.isin(genes)]
     share = len(known) / len(sources)
@@ -84,7 +93,11 @@ def _infer_network_kind(rows: pd.DataFrame, genes: np.ndarray) -> Kind:
 
 
 def related_genes(genes: np.ndarray, network: GeneNetwork) -> sparse.csr_array:
-    """Return the sparse boolean matrix of related genes, ``(G, G)``, symmetric and without diagonal."""
+    """Return the matrix of related genes of a network, sparse boolean ``(G, G)``, symmetric, with an empty diagonal.
+
+    Rows and columns are the ``genes``. Two genes are related if the network holds them as a pair or as members of one
+    set.
+    """
     row = pd.Series(np.arange(len(genes)), index=genes)
     inside = network.rows[network.rows["target"].isin(row.index)]
     n = len(genes)

@@ -1,20 +1,21 @@
 r"""Probes: classifiers that measure how well an embedding predicts a label.
 
 A good z_c has a high score for the perturbation and a low score for the environment. Cells are divided into training
-cells and test cells, one by one or in whole groups, so that only the embedding can reveal the label of a test cell.
+cells and test cells, either as single cells or in whole groups, so that only the embedding can reveal the label of a
+test cell.
 
-The linear probe is multinomial logistic regression, with the objective of scikit-learn,
+The linear probe is a multinomial logistic regression, which minimises the same objective as in scikit-learn,
 
 .. math:: \min_{W, b} \; \tfrac{1}{n} \sum_i \mathrm{CE}(W x_i + b, u_i) + \tfrac{1}{2nC} \lVert W \rVert^2
 
 where :math:`x_i` are the standardised features and :math:`u_i` the label of cell :math:`i`, CE is the cross entropy,
 and :math:`C` is the inverse strength of the penalty.
 
-The objective is minimised along the principal axes of the features. The penalty is the same there, because it does not
-change under rotation, and the curvature is nearly diagonal. For class :math:`k`, with a fraction :math:`p_k` of the
-cells, and an axis of variance :math:`\lambda`, the curvature is about :math:`p_k (1 - p_k) \lambda + 1 / (nC)`.
-Coordinates are multiplied by the inverse square root of the curvature. L-BFGS then needs tens of iterations instead of
-hundreds.
+The objective is minimised along the principal axes of the features. Rotation to these axes does not change the penalty,
+and makes the curvature of the objective nearly diagonal. For class :math:`k`, with a fraction :math:`p_k` of the cells,
+and an axis of variance :math:`\lambda`, the curvature is about :math:`p_k (1 - p_k) \lambda + 1 / (nC)`. Coordinates
+are multiplied by the inverse square root of the curvature, after which the optimiser L-BFGS needs tens of iterations
+instead of hundreds.
 """
 
 from __future__ import annotations
@@ -42,25 +43,29 @@ logger = logging.getLogger(__name__)
 ProbeKind = Literal["linear", "quadratic", "neighbours", "nearest_mean"]
 Classifier = Literal["linear", "nearest_mean"]
 
-# maximum number of predicted scores (cells × labels) in memory at once. The AUROC is computed from no more scores than
-# this either: more would change only its third digit.
+# Maximum number of predicted scores (one per cell and label) that are in memory at once. It also limits the number of
+# scores from which the AUROC is computed, because more scores would change only its third digit.
 _MAX_SCORES_IN_MEMORY = 1 << 24
-# the number of fits to permuted labels is this constant divided by (training cells × labels), but from 1 to 5
+# The F1 score expected by chance is a mean over several fits to permuted labels. Their number is this constant divided
+# by the product of the numbers of training cells and labels, but at least 1 and at most 5.
 _PERMUTED_FIT_SIZE = 100_000
-# maximum number of values, for example cosines, that are processed at once
+# maximum number of array elements, for example cosines, that are processed at once
 _MAX_VALUES_IN_MEMORY = 1 << 22
-# quadratic probe: number of principal components; number of leading components that are multiplied with each other
-# (64 + 64 + 120 features in all, which a few hundred training cells can support); and the number of standard deviations
-# to which components are clipped, because the square of an outlier would outweigh all other values
+# Features of the quadratic probe. 64: number of principal components, which are used together with their squares. 16:
+# number of leading components whose products are used as well; this gives 64 + 64 + 120 features in all, which a few
+# hundred training cells can support. 5: number of standard deviations to which components are clipped, because the
+# square of an outlier would outweigh all other values.
 _QUADRATIC_N_COMPONENTS, _QUADRATIC_N_MULTIPLIED, _QUADRATIC_MAX_DEVIATIONS = 64, 16, 5.0
-# neighbours probe: number of neighbours that vote; and the weight of a neighbour's cosine in its vote, so small that it
-# only decides between labels with equal numbers of votes
+# Votes in the neighbours probe. 15: number of nearest training cells that vote on the label of a cell. 0.001: weight of
+# a neighbour's cosine in its vote, so small that it only decides between labels with equal numbers of votes.
 _N_NEIGHBOURS, _COSINE_TIE_BREAKER = 15, 1e-3
-# number of logits that fit into the processor's cache; minimum number of cells for a fast matrix product
+# Size of the blocks of cells in which logistic regression is computed. 2^18: number of logits that fit into the
+# processor's cache. 128: minimum number of cells per block, below which the matrix product is slow.
 _LOGITS_PER_BLOCK, _MIN_CELLS_PER_BLOCK = 1 << 18, 128
-# principal axes with at most this fraction of the largest variance are dropped, because they are rounding errors
+# principal axes are dropped if their variance is at most this fraction of the largest variance, because such axes are
+# rounding errors
 _MIN_RELATIVE_VARIANCE = 1e-7
-# scipy's status of an L-BFGS-B result that reached the maximum number of iterations
+# status that scipy's optimiser L-BFGS-B returns if it has reached the maximum number of iterations
 _LBFGS_ITERATION_LIMIT = 1
 
 
@@ -77,8 +82,8 @@ def label_probe(
 ) -> dict[str, float]:
     """Train a classifier to predict a label from an embedding, and score it on held-out cells.
 
-    The protocol is that of the paper (appendix, batch prediction): a random 60 % of the cells are training cells, and
-    the other cells are test cells.
+    The protocol is that of Makino et al. (2025; appendix, batch prediction): a random 60 % of the cells are training
+    cells, and the other cells are test cells.
 
     Parameters
     ----------
@@ -90,16 +95,17 @@ def label_probe(
         Type of the classifier:
 
         - ``"linear"``: multinomial logistic regression on standardised components
-        - ``"quadratic"``: the same on the 64 whitened principal components with the largest variance, their squares,
-          and the products of the first 16. It also distinguishes environments that differ in variance.
+        - ``"quadratic"``: multinomial logistic regression on the 64 whitened principal components with the largest
+          variance, their squares, and the products of the first 16. This classifier also distinguishes environments
+          that differ in variance.
         - ``"neighbours"``: votes of the 15 nearest training cells by cosine
         - ``"nearest_mean"``: the label with the nearest mean, by Euclidean distance in the unscaled embedding
     train_fraction
-        Fraction of cells (with ``groups``, of each label's groups) that are used for training.
+        Fraction of cells that are used for training; with ``groups``, fraction of the groups of each label.
     groups
         Group of each cell, ``(N,)``. All cells of a group are training cells, or all are test cells. Each label has
-        some training groups and some test groups. Labels for which this is impossible, because their cells lie in one
-        group only, are excluded, and their number is logged.
+        some training groups and some test groups. Labels with cells in one group only are excluded, and the number of
+        these labels is logged.
     train
         Mask ``(N,)`` or row numbers of the training cells, in place of a random split. All other cells are test cells.
     max_cells
@@ -111,20 +117,20 @@ def label_probe(
     -------
     Dictionary of these scores of the test cells:
 
-    - ``f1``: macro F1, the unweighted mean over labels that occur among the true or predicted labels
+    - ``f1``: macro F1, the unweighted mean of the F1 scores of all labels that occur among the true or predicted labels
     - ``auroc``: area under the ROC curve of one label against the rest, averaged over labels. A random part of the test
       cells is used if there are many labels.
     - ``accuracy``: fraction of cells with the correct label
-    - ``chance_f1``: macro F1 of the same classifier after training on permuted labels. It is the mean of up to five
-      permutations if there are few cells.
+    - ``chance_f1``: macro F1 of the same classifier after training on permuted labels. With few cells, it is the mean
+      over up to five permutations.
 
     Raises
     ------
     TypeError
         If the embedding is a DataFrame with a column that is not numeric.
     ValueError
-        If the embedding is sparse, not finite, or of another length than the labels; if fewer than two labels have two
-        cells or two groups; or if a split leaves fewer than two labels for training, or no test cell.
+        If the embedding is sparse, not finite, or has not one row per label; if fewer than two labels have two cells or
+        two groups; or if a split leaves fewer than two labels for training, or no test cell.
 
     Warns
     -----
@@ -133,7 +139,7 @@ def label_probe(
 
     Examples
     --------
-    >>> embedding = np.repeat(np.eye(3), 50, axis=0)  # tells three labels apart
+    >>> embedding = np.repeat(np.eye(3), 50, axis=0)  # distinguishes three labels
     >>> scbd.metrics.label_probe(embedding, np.repeat(["a", "b", "c"], 50))["accuracy"]
     1.0
     """
@@ -160,7 +166,7 @@ def batch_probe(
     max_cells: int | None = None,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Measure how well an embedding in ``obsm`` predicts the environment; a low score is good for z_c.
+    """Train a classifier to predict the environment from an embedding, and score it; a low score is good for z_c.
 
     Parameters
     ----------
@@ -212,7 +218,7 @@ def predict_labels(
     Parameters
     ----------
     train_embedding, embedding
-        Embedding of the training cells, ``(N, D)``, and of the cells whose labels are predicted, ``(M, D)``.
+        Embedding of the training cells, ``(N, D)``, and embedding of the cells whose labels are predicted, ``(M, D)``.
     train_labels
         Labels of the training cells, ``(N,)``.
     classifier
@@ -227,7 +233,8 @@ def predict_labels(
     TypeError
         If an embedding is a DataFrame with a column that is not numeric.
     ValueError
-        If an embedding is sparse, not finite, or of a shape that does not fit; or if there is only one label.
+        If an embedding is sparse or not finite, if both embeddings differ in their numbers of components, if there is
+        not one label per training cell, or if all training cells have the same label.
 
     Examples
     --------
@@ -251,21 +258,25 @@ def predict_labels(
 
 
 class ProbeResult(NamedTuple):
-    """Scores of a probe, with its predictions for the test cells."""
+    """Scores of a probe, which is a classifier trained on an embedding, and its predictions for ``T`` test cells."""
 
     scores: dict[str, float]
-    """Scores by name, see :func:`label_probe`."""
+    """Scores of the probe by name, as :func:`label_probe` returns them."""
     truth: np.ndarray
     """Integer code of each test cell's true label, ``(T,)``."""
     predicted: np.ndarray
     """Integer code of each test cell's predicted label, ``(T,)``."""
     units: np.ndarray
-    """Integer code of the unit that was held out as a whole, ``(T,)``: the group of the test cell, or the cell."""
+    """Integer code of the unit of each test cell that the bootstrap resamples, ``(T,)``.
+
+    The unit is the cell's group if groups were held out as a whole, otherwise the cell.
+    """
 
     def bootstrap_scores(self, n: int, seed: int) -> dict[str, np.ndarray]:
-        """Return bootstrap samples of ``f1`` and ``accuracy``, each ``(n,)``.
+        """Return ``n`` bootstrap samples of macro F1 (``"f1"``) and of the accuracy, each ``(n,)``.
 
-        Each sample draws held-out units with replacement, as many as there are. Equal seeds draw the same units.
+        Each sample draws units (groups of test cells, or single test cells) with replacement, as many as there are
+        units. Calls with equal seeds draw the same units.
         """
         _, units = np.unique(self.units, return_inverse=True)
         n_units, rng = int(units.max()) + 1, np.random.default_rng(seed)
@@ -289,7 +300,7 @@ def run_probe(
     max_cells: int | None,
     seed: int,
 ) -> ProbeResult:
-    """Fit a probe and test it on held-out cells, see :func:`label_probe`."""
+    """Train a classifier on an embedding, and test it on held-out cells; for the arguments see :func:`label_probe`."""
     check_choice("kind", kind, ProbeKind)
     embedding = check_dense(embedding, "embedding")
     codes, _ = _encode_labels_of_embedding(embedding, labels)
@@ -307,7 +318,8 @@ def run_probe(
     else:
         is_train = row_mask("train", train, len(codes))[rows]
         learned, test = rows[is_train], rows[~is_train]
-    # test cells whose label has no training cell are kept, and count as errors
+    # test cells are kept even if no training cell has their label: they cannot be predicted correctly, and count as
+    # errors
     known = np.unique(codes[learned])
     if len(known) < 2 or not len(test):
         msg = "The split leaves fewer than two labels to learn from: use smaller groups, or more cells."
@@ -334,7 +346,7 @@ def run_probe(
 
 
 def macro_f1(truth: np.ndarray, predicted: np.ndarray, weight: np.ndarray | None = None) -> float:
-    """Compute the F1 score averaged over the labels that occur in ``truth`` or ``predicted``, as in scikit-learn.
+    """Compute macro F1: the mean F1 score of the labels that occur in ``truth`` or ``predicted``, as in scikit-learn.
 
     ``weight`` is the weight of each cell; `None` weights all cells equally.
     """
@@ -345,7 +357,10 @@ def macro_f1(truth: np.ndarray, predicted: np.ndarray, weight: np.ndarray | None
 
 
 def _encode_labels_of_embedding(embedding: Any, labels: ArrayLike) -> tuple[np.ndarray, Any]:
-    """Check the embedding, and return integer codes and names of the labels."""
+    """Return integer codes and names of the labels of an embedding's rows.
+
+    Raise an error unless the embedding is finite and has one label per row.
+    """
     found = _encode_values(labels, "label", len(embedding), "embeddings")
     _check_finite(embedding)
     return found
@@ -360,12 +375,13 @@ def _check_finite(embedding: Any) -> None:
 
 
 def _encode_values(values: ArrayLike, what: str, n: int, beside: str) -> tuple[np.ndarray, Any]:
-    """Return integer codes and names of labels or groups, one code for each of ``n`` cells.
+    """Return the label or group of each of ``n`` cells as an integer code, and the distinct labels or groups.
 
-    The two texts are the words for the values and for the cells in error messages.
+    ``what`` is the word for the values, and ``beside`` the word for the cells, in error messages.
     """
     check_unmasked(f"An array of {what}s", values)
-    # numpy would convert a list that holds text and NaN to text only, with "nan" for the missing value
+    # a list is converted to a series first: numpy would convert a list of text and NaN to text only, in which "nan" is
+    # not recognised as missing
     codes, names = pd.factorize(np.asarray(pd.Series(values) if isinstance(values, list | tuple) else values))
     if len(codes) != n:
         msg = f"There are {n} {beside} and {len(codes)} {what}s."
@@ -379,7 +395,10 @@ def _encode_values(values: ArrayLike, what: str, n: int, beside: str) -> tuple[n
 def _split(
     rows: np.ndarray, codes: np.ndarray, groups: np.ndarray | None, train_fraction: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sorted row numbers of the training cells and of the test cells."""
+    """Divide cells at random into training cells and test cells, and return the row numbers of both in ascending order.
+
+    With ``groups``, whole groups are divided, see :func:`split_groups`.
+    """
     if not 0 < train_fraction < 1:
         msg = f"train_fraction={train_fraction} must lie between 0 and 1."
         raise ValueError(msg)
@@ -414,9 +433,9 @@ def _predict_codes(model: Reader, x: Any, rows: np.ndarray, n_labels: int) -> np
 
 
 def _mean_auroc(model: Reader, x: Any, codes: np.ndarray, rows: np.ndarray, n_labels: int) -> float:
-    """Compute the mean AUROC of one label against the rest.
+    """Compute the AUROC of each label against all other labels, and return the mean over labels.
 
-    The mean is taken over labels that some cells have and some cells lack. It is NaN if there is no such label.
+    Labels are excluded if all cells or no cells have them. The result is NaN if this excludes all labels.
     """
     from scipy.special import softmax
     from scipy.stats import rankdata
@@ -433,23 +452,27 @@ def _mean_auroc(model: Reader, x: Any, codes: np.ndarray, rows: np.ndarray, n_la
 def split_groups(
     codes: np.ndarray, groups: np.ndarray, train_fraction: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return masks ``(N,)`` of training and test cells that keep groups whole, and have groups of each label in both.
+    """Divide groups of cells at random into training and test groups, so that each label has groups in both parts.
 
-    Labels are processed one by one, starting with the label that has the fewest groups. Groups of the label that are
-    not yet assigned are assigned at random: to training until the train fraction is reached, and then to test. Cells of
-    a label with groups on one side only are in neither mask.
+    Return the masks ``(N,)`` of the training cells and of the test cells.
+
+    Labels are processed one by one, starting with the label that has the fewest groups. Those groups of the label that
+    are not yet assigned are assigned at random: to training until ``train_fraction`` is reached, and then to test.
+    Cells of a label are in neither mask if all groups of the label are in training or all are in test.
 
     Parameters
     ----------
     codes, groups
         Label and group of each cell, integers ``(N,)``. A group may hold several labels.
     train_fraction
-        Fraction of each label's groups that are used for training; at least one group is, and at least one is not.
+        Fraction of each label's groups that are used for training; at least one group is used for training, and at
+        least one for testing.
     rng
         Random generator that draws the groups.
     """
     of_label = pd.DataFrame({"label": codes, "group": groups}).drop_duplicates().groupby("label")["group"]
-    learns = np.full(groups.max() + 1, -1)  # -1: no side yet, 0: test, 1: training
+    # part of each group: -1 for groups that are not yet assigned, 0 for test groups, 1 for training groups
+    learns = np.full(groups.max() + 1, -1)
     for label in of_label.size().sort_values(kind="stable").index:
         mine = rng.permutation(of_label.get_group(label).to_numpy())
         if len(mine) < 2:
@@ -471,9 +494,10 @@ def resolve_probe_groups(
     guide_key: str | None,
     group_key: str | Sequence[str] | None,
 ) -> np.ndarray | None:
-    """Return the groups that the probe of the perturbation holds out as a whole, or `None` to split single cells.
+    """Return the groups of cells that the probe of the perturbation keeps together, or `None` to split single cells.
 
-    The groups ``(N,)`` follow from ``group_key`` as described in :func:`scbd.metrics.benchmark`.
+    All cells of a group are training cells, or all are test cells. The groups ``(N,)`` follow from ``group_key`` as
+    described in :func:`scbd.metrics.benchmark`.
 
     Warns
     -----
@@ -497,18 +521,19 @@ def resolve_probe_groups(
 def choose_probe_groups(
     y: np.ndarray, e: np.ndarray | None, guide: np.ndarray | None
 ) -> tuple[np.ndarray | None, str | None]:
-    """Choose the groups that a probe of the perturbation should hold out as a whole.
+    """Choose the groups of cells that a probe of the perturbation should keep together.
 
-    Without groups, a probe may recognise the environment or the guide of a test cell, and infer the perturbation from
-    it. The choice is:
+    All cells of a group are training cells, or all are test cells. Without groups, a probe may recognise the
+    environment or the guide of a test cell, and infer the perturbation from it. The choice is:
 
     1. Environments, if most cells lie in an environment that holds a single perturbation (wells of an arrayed screen).
        Environments that share a guide are merged, provided that most cells have a guide of a single perturbation. If
-       merged groups cannot be divided, the environments themselves are used.
+       the merged groups cannot be divided between training and test, the environments themselves are used.
     2. Otherwise guides, if most cells have a guide of a single perturbation.
     3. Otherwise no groups.
 
-    Groups can be divided if at least two perturbations have several groups. Groups that cannot be divided are not used.
+    Groups can be divided between training and test if at least two perturbations have several groups. Groups that
+    cannot be divided are not used.
 
     Parameters
     ----------
@@ -517,7 +542,8 @@ def choose_probe_groups(
 
     Returns
     -------
-    Groups ``(N,)`` or `None`; and a problem of the design as a part of a sentence, or `None`.
+    Groups ``(N,)``, or `None` for single cells; and a part of a sentence that describes a problem of the experimental
+    design, or `None` if there is no problem.
     """
     guide = guide if guide is not None and _is_mostly_nested(guide, y) else None
     if e is None or len(np.unique(e)) < 2:
@@ -532,7 +558,10 @@ def choose_probe_groups(
 
 
 def _first_divisible_grouping(label: np.ndarray, *candidates: np.ndarray | None) -> np.ndarray | None:
-    """Return the first candidate grouping in which at least two labels have several groups, or `None`."""
+    """Return the first of several candidate groupings that can be divided between training and test, or `None`.
+
+    A grouping can be divided if at least two labels have cells in several groups.
+    """
     for group in candidates:
         if group is not None:
             pairs = pd.DataFrame({"label": label, "group": group}).drop_duplicates()
@@ -542,16 +571,17 @@ def _first_divisible_grouping(label: np.ndarray, *candidates: np.ndarray | None)
 
 
 def _is_mostly_nested(group: np.ndarray, label: np.ndarray) -> bool:
-    """Return whether most cells lie in a group that holds a single label."""
+    """Return whether more than half of the cells lie in groups that hold a single label."""
     pairs = pd.DataFrame({"group": group, "label": label}).value_counts()
     sizes, n_labels = pairs.groupby(level="group").sum(), pairs.groupby(level="group").size()
     return bool(sizes[n_labels == 1].sum() > 0.5 * len(group))
 
 
 def _merge_groupings(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Merge two groupings: cells that share a group in either of them get the same integer, ``(N,)``.
+    """Merge two groupings of the same cells, and return the merged group of each cell as an integer, ``(N,)``.
 
-    The integers number the connected components of the graph that links the groups.
+    Cells that share a group in either grouping are in the same merged group. Merged groups are the connected components
+    of the graph in which a cell links its groups of both groupings.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -563,7 +593,7 @@ def _merge_groupings(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 class Reader(Protocol):
-    """Interface of a fitted classifier."""
+    """Interface of a fitted classifier, which predicts labels from embeddings."""
 
     def logits(self, x: np.ndarray) -> np.ndarray:
         """Return the logits ``(N, K)`` of the labels for embeddings ``(N, D)``; their softmax gives probabilities."""
@@ -574,7 +604,7 @@ def _linear(x: Any, codes: np.ndarray, rows: np.ndarray) -> Reader:
 
 
 class _Quadratic:
-    """Linear classifier of whitened principal components, their squares and their products."""
+    """Logistic regression on whitened principal components of an embedding, their squares and their products."""
 
     def __init__(self, x: Any, codes: np.ndarray, rows: np.ndarray) -> None:
         mean, sd, variance, axes = principal_axes(x, rows)
@@ -598,7 +628,10 @@ class _Quadratic:
 
 
 class _Neighbours:
-    """Votes of the nearest training cells by cosine; cells that tie for the last places share the remaining votes."""
+    """Classifier in which the nearest training cells, by cosine, vote on the label of a cell.
+
+    If training cells have equal cosines at the last of these places, they share the remaining votes.
+    """
 
     def __init__(self, x: Any, codes: np.ndarray, rows: np.ndarray) -> None:
         self._unit = scale_to_unit_length(np.asarray(x[rows]))
@@ -608,7 +641,7 @@ class _Neighbours:
     def logits(self, x: np.ndarray) -> np.ndarray:
         size = max(1, _MAX_VALUES_IN_MEMORY // len(self._unit))
         votes = np.concatenate([self._votes(x[start : start + size]) for start in range(0, len(x), size)])
-        # labels without a vote get a small positive probability
+        # a small constant is added, because the logarithm is not defined for labels without a vote
         return np.log(votes / self._n + 1e-6)
 
     def _votes(self, x: np.ndarray) -> np.ndarray:
@@ -628,9 +661,9 @@ class _Neighbours:
 class _NearestMean:
     """Classifier that predicts the label with the nearest mean, by Euclidean distance in the unscaled embedding.
 
-    Squared distances are divided by the variance within labels. This number changes no prediction, but keeps the
-    probabilities informative. Otherwise all probabilities would be near 0 or 1 for an embedding in large units, and
-    nearly equal for an embedding in small units.
+    Squared distances are divided by the variance within labels. This division changes no prediction, but keeps the
+    predicted probabilities informative. Without it, all probabilities would be near 0 or 1 for an embedding in large
+    units, and nearly equal for an embedding in small units.
     """
 
     def __init__(self, x: Any, codes: np.ndarray, rows: np.ndarray) -> None:
@@ -639,15 +672,16 @@ class _NearestMean:
         self._variance = _variance_within(learned, of_row, self._means, len(learned) - len(counts))
 
     def logits(self, x: np.ndarray) -> np.ndarray:
-        # minus half the squared distance, without the squared length of the cell, which is equal for all labels
+        # minus half the squared distance between a cell and the mean of a label, omitting the squared length of the
+        # cell, which is equal for all labels
         return (np.asarray(x) @ self._means.T - np.square(self._means).sum(1) / 2) / self._variance
 
 
 def _variance_within(x: np.ndarray, codes: np.ndarray, means: np.ndarray, freedom: int) -> float:
-    """Compute the mean variance of a component around the mean of its cell's label.
+    """Compute the variance of cells around the mean of their label, averaged over the components of the embedding.
 
-    If this is 0 up to rounding, return the variance of the label means. If that is 0 as well, return 1. ``freedom`` is
-    the number of degrees of freedom, cells minus labels.
+    If this variance is 0 up to rounding, return the variance of the label means. If the variance of the label means is
+    0 as well, return 1. ``freedom`` is the number of degrees of freedom, cells minus labels.
     """
     size = max(1, _MAX_VALUES_IN_MEMORY // x.shape[1])
     parts = (slice(start, start + size) for start in range(0, len(x), size))
@@ -666,17 +700,17 @@ READERS: dict[ProbeKind, Callable[[Any, np.ndarray, np.ndarray], Reader]] = {
 
 
 class Logistic(NamedTuple):
-    """Fitted multinomial logistic regression for the label codes ``0 … K - 1``."""
+    """Fitted multinomial logistic regression, which predicts label codes ``0 … K - 1`` from ``D`` features."""
 
     weight: np.ndarray
-    """Weights of the features before standardisation, ``(K, D)``."""
+    """Weights of the features in their original units, not standardised, ``(K, D)``."""
     bias: np.ndarray
-    """Logits at the mean of the training cells, ``(K,)``."""
+    """Logits of the labels for a cell at the mean of the training cells, ``(K,)``."""
     mean: np.ndarray
     """Mean of each feature over the training cells, ``(D,)``."""
 
     def logits(self, x: np.ndarray) -> np.ndarray:
-        """Return the logits of the labels, float64 ``(N, K)``."""
+        """Return the logits of ``K`` labels for the features ``(N, D)`` of ``N`` cells, float64 ``(N, K)``."""
         return (x - self.mean) @ self.weight.T + self.bias
 
 
@@ -689,24 +723,24 @@ def fit_logistic(
     max_iter: int = 1_000,
     tolerance: float = 1e-5,
 ) -> Logistic:
-    """Fit a multinomial logistic regression that predicts integer codes.
+    """Fit a multinomial logistic regression that predicts integer codes of labels from features.
 
     Parameters
     ----------
     x
         Features ``(N, D)``, an array or a memory-map, which is read in blocks.
     codes
-        Label codes ``0 … K - 1`` of all rows of ``x``.
+        Label code of each row of ``x``, an integer from 0 to ``K - 1``.
     rows
         Row numbers of the training cells; all rows by default.
     c
-        Inverse strength of the penalty, as in scikit-learn.
+        Inverse strength of the L2 penalty, as in scikit-learn.
     max_iter
         Maximum number of L-BFGS iterations.
     tolerance
         Iterations stop when no component of the gradient exceeds this value. The gradient is taken in scaled
-        coordinates with a curvature near 1, so that the objective is about half the squared norm of the gradient above
-        its minimum.
+        coordinates, in which the curvature is near 1. The objective then exceeds its minimum by about half the squared
+        norm of the gradient.
 
     Warns
     -----
@@ -724,13 +758,13 @@ def fit_logistic(
     unit = 1 / np.sqrt((share * (1 - share))[:, None] * np.append(variance, 1.0) + penalty)
 
     learned, basis = (x, codes, rows, mean), turned
-    if (
-        n * min(n, x.shape[1]) <= _MAX_VALUES_IN_MEMORY
-    ):  # rotate a few cells once, instead of the weights in each iteration
+    # if there are few cells, they are rotated to the principal axes once, instead of the weights in each iteration
+    if n * min(n, x.shape[1]) <= _MAX_VALUES_IN_MEMORY:
         learned, basis = ((x[rows] - mean) @ turned, codes[rows], np.arange(n), np.zeros(1)), None
 
     def centred(values: np.ndarray) -> np.ndarray:
-        return values - values.mean(axis=0)  # adding the same value to all labels changes no probability
+        # the mean over labels is arbitrary: adding the same value to the logits of all labels changes no probability
+        return values - values.mean(axis=0)
 
     def value(scaled: np.ndarray) -> tuple[float, np.ndarray]:
         weight = centred(scaled.reshape(unit.shape) * unit)
@@ -755,7 +789,10 @@ def fit_logistic(
 def _cross_entropy(
     x: Any, codes: np.ndarray, rows: np.ndarray, mean: np.ndarray, weight: np.ndarray, bias: np.ndarray
 ) -> tuple[float, np.ndarray, np.ndarray]:
-    """Compute the cross entropy summed over cells, and its gradients by weight ``(K, D)`` and by bias ``(K,)``."""
+    """Compute the cross entropy of a logistic regression, summed over cells, and its gradients.
+
+    The gradients are those with respect to the weight, ``(K, D)``, and the bias, ``(K,)``.
+    """
     total, by_weight, by_bias = 0.0, np.zeros_like(weight), np.zeros_like(bias)
     for block in _iterate_blocks(rows, max(_MIN_CELLS_PER_BLOCK, _LOGITS_PER_BLOCK // len(bias))):
         features, own = x[block] - mean, (np.arange(len(block)), codes[block])
@@ -775,7 +812,7 @@ def _cross_entropy(
 class PrincipalAxes(NamedTuple):
     """Principal axes of standardised features, in descending order of variance.
 
-    Axes without variance are dropped, except that at least one axis is kept.
+    Axes along which the variance is 0 are dropped, but at least one axis is kept.
     """
 
     mean: np.ndarray
@@ -783,20 +820,28 @@ class PrincipalAxes(NamedTuple):
     sd: np.ndarray
     """Standard deviation of each feature, ``(D,)``; 1 for constant features."""
     variance: np.ndarray
-    """Variance along each axis, ``(R,)``. ``R`` is at most the number of rows, and at most ``D``."""
+    """Variance of the standardised features along each axis, ``(R,)``.
+
+    ``R`` is at most the number of rows, and at most ``D``.
+    """
     axes: np.ndarray
-    """Axes as orthonormal columns, ``(D, R)``."""
+    """Directions of the axes as orthonormal columns, ``(D, R)``."""
 
 
 def principal_axes(x: Any, rows: np.ndarray) -> PrincipalAxes:
-    """Compute principal axes from some rows of an array or a memory-map ``(N, D)``, read in blocks, in float64."""
+    """Compute the principal axes of selected rows of ``x``, an array or a memory-map ``(N, D)``.
+
+    ``rows`` are the row numbers. They are read in blocks, and computations use float64.
+    """
     n, d = len(rows), x.shape[1]
-    # an origin close to the data: squares of values with a large mean would lose digits
+    # the first row is subtracted from all rows as an origin close to the data: squares of values with a large mean
+    # would lose digits
     origin = np.asarray(x[rows[0]], dtype=np.float64)
     blocks = list(_iterate_blocks(rows, max(_MAX_VALUES_IN_MEMORY // d, d)))
     shift = sum((x[block] - origin).sum(axis=0) for block in blocks) / n
     if n < d:
-        # with fewer rows than features, the products of rows are a smaller matrix that has the same nonzero variances
+        # with fewer rows than features, the matrix of products between rows is smaller than the covariance matrix of
+        # the features, and has the same nonzero eigenvalues (variances)
         centred = x[rows] - origin - shift
         sd = _not_zero(np.sqrt(np.square(centred).mean(axis=0)))
         centred /= sd

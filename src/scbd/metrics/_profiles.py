@@ -1,4 +1,4 @@
-"""Profiles: mean embeddings of perturbations, relative to controls."""
+"""Profiles of perturbed genes: mean embeddings of their cells, relative to the mean embedding of the controls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 Average = Literal["mean", "median"]
 Standardize = Literal["with_control", "genes"]
-# number of cells that are averaged at once
+# number of cells that are read into memory and averaged at once
 _CELLS_PER_BLOCK = 65_536
 
 
@@ -40,9 +40,9 @@ def aggregate(
 ) -> AnnData:
     """Average cells to guides and guides to genes, subtract the control, and standardise each component over genes.
 
-    The protocol is that of the paper (appendix, CORUM prediction). All guides of a gene have the same weight, whatever
-    their numbers of cells. Embeddings are read in blocks, so that the memory for a memory-map does not grow with the
-    number of cells. The median reads all cells of one guide at once.
+    The protocol is that of Makino et al. (2025; appendix, CORUM prediction). All guides of a gene have the same weight,
+    whatever their numbers of cells. Embeddings are read in blocks, so that the memory for a memory-map does not grow
+    with the number of cells. With ``average="median"``, all cells of one guide are read at once.
 
     Parameters
     ----------
@@ -55,14 +55,14 @@ def aggregate(
     guide_key
         Column of ``obs`` with the guide. Without it, cells are averaged to genes directly.
     control
-        Value of ``gene_key`` for unperturbed cells. Several values are merged into one control with the guides of all.
-        `None` subtracts nothing, and standardises over genes.
+        Value of ``gene_key`` for unperturbed cells. Several values are merged into one control, which has the guides of
+        all of them. `None`: nothing is subtracted, and components are standardised over genes.
     average
         Average of the cells of a guide, ``"mean"`` or ``"median"``. Guides are always averaged by their mean.
     standardize
         Rows from which the mean and the standard deviation of each component are computed. ``"with_control"``: genes
-        and the control, whose row is zero, as in the published script. ``"genes"``: genes alone. `None`: no
-        standardisation, values are differences from the control.
+        and the control, whose row is zero after subtraction, as in the script published with the paper. ``"genes"``:
+        genes alone. `None`: no standardisation, values are differences from the control.
     min_cells
         Minimum number of cells per guide; guides with fewer cells are dropped.
     min_guides
@@ -72,7 +72,7 @@ def aggregate(
     Returns
     -------
     AnnData ``(genes, D)``, float32, without the control. ``obs`` holds ``n_cells`` and ``n_guides``, and
-    ``uns["aggregate"]`` holds the settings and the dropped guides and genes.
+    ``uns["aggregate"]`` holds the settings and the names of the dropped guides and genes.
 
     Raises
     ------
@@ -116,7 +116,8 @@ def aggregate(
     genes_kept = (genes["n_guides"] >= min_guides) | genes.index.isin(controls)
     values = pd.DataFrame(means[guides_kept.to_numpy()]).groupby(guides.loc[guides_kept, "gene"].to_numpy()).mean()
     genes, values = genes[genes_kept], values.loc[genes.index[genes_kept]]
-    reference = values.index.intersection(controls)  # at most one row: all controls were merged into one
+    # row of the control, at most one, because all controls were merged
+    reference = values.index.intersection(controls)
     if len(reference) != min(1, len(controls)) or len(values) < 2 + len(reference):
         msg = (
             f"Too few genes are left ({join_first(values.index) or 'none'}): profiles need two, and the control where "
@@ -150,16 +151,22 @@ def aggregate(
 def _merge_controls_and_count_guides(
     genes: np.ndarray, gene: np.ndarray, guides: tuple[np.ndarray, np.ndarray] | None, controls: list[str]
 ) -> tuple[pd.DataFrame, np.ndarray]:
-    """Return gene, name and number of cells of each guide as a frame, and for each cell the row of its guide.
+    """Merge all controls into one gene, and count the cells of each guide.
 
     Parameters
     ----------
     genes, gene
-        Names of the genes, and for each cell the index of its gene among them. All controls are replaced by the first.
+        Distinct names of genes; and for each cell, the index of its gene among these names.
     guides
-        Names of the guides, and for each cell the index of its guide. `None`: each gene has one guide.
+        Distinct names of guides; and for each cell, the index of its guide among these names. `None`: each gene has one
+        guide.
     controls
-        Names of the genes that are controls.
+        Names of genes that are controls. They are all replaced by the first control in ``genes``.
+
+    Returns
+    -------
+    Frame with one row per combination of gene and guide, and the columns ``gene``, ``guide`` and ``n_cells`` (number of
+    cells); and for each cell, the number of its row in this frame.
     """
     is_control = np.isin(genes, controls)
     one = np.arange(len(genes))
@@ -172,7 +179,10 @@ def _merge_controls_and_count_guides(
 
 
 def _average_groups(embedding: Any, code: np.ndarray, n: int, average: Average) -> np.ndarray:
-    """Return the mean or the median of the rows of each group, float64 ``(n, D)``."""
+    """Return the mean or the median embedding of each of ``n`` groups of cells, float64 ``(n, D)``.
+
+    ``code`` is the group of each cell, an integer from 0 to ``n - 1``.
+    """
     out = np.zeros((n, embedding.shape[1]))
     if average == "median":
         order = np.argsort(code, kind="stable")

@@ -1,7 +1,7 @@
 """Scores of gene profiles against networks of known relations: genes that work together should have similar profiles.
 
-The similarity of two profiles is their cosine. Most scores here predict a relation for high *and* for low cosines,
-because genes of one complex may have opposite effects. Only the average precision uses high cosines alone.
+The similarity of two profiles is their cosine. Most scores of this module predict a relation for high *and* for low
+cosines, because genes of one complex may have opposite effects. Only the average precision uses high cosines alone.
 
 A network is a frame with the columns ``source`` and ``target``. It holds one of two kinds of relations:
 
@@ -43,10 +43,11 @@ if TYPE_CHECKING:
     from anndata import AnnData
 Universe = Literal["annotated", "profiles"]
 
-# percentiles of the published script; the text of the paper goes up to 100, where only the least similar pair is
-# predicted
+# percentiles of the cosine that are thresholds of the precision-recall curve, as in the script published with the
+# paper; the text of the paper goes up to percentile 100, at which only the least similar pair of genes is predicted to
+# be related
 PERCENTILES = tuple(range(80, 100))
-# maximum number of cosines in a temporary block of the cosine matrix
+# maximum number of cosines that are computed at once, as a block of the matrix of cosines between all genes
 _MAX_COSINES_IN_MEMORY = 1 << 24
 
 
@@ -56,38 +57,41 @@ class Relations:
     Parameters
     ----------
     profiles
-        Profiles, one row per gene, see :func:`scbd.metrics.aggregate`. Values are not standardised or centred.
+        Profiles, one row per gene, see :func:`scbd.metrics.aggregate`. Their values are used without standardising or
+        centring them.
     net
         Frame with columns ``source`` and ``target``.
     net_kind
-        Kind of the network:
+        Kind of the network, which determines the genes that are related:
 
         - ``"sets"``: sources are names of sets, and targets that share a source are related.
         - ``"pairs"``: sources are genes, which are related to their targets.
         - ``"auto"``: the kind in ``net.attrs["kind"]``, which the loaders of :mod:`scbd.datasets` set. Without this
-          entry, a source counts as a gene if it is among the targets or the profiles. The network holds pairs if at
-          least 95 % of its sources are genes, and sets if at most 5 % are. Otherwise an error is raised.
+          entry, the kind is inferred: a source counts as a gene if it is also a target or has a profile, and the
+          network holds pairs if at least 95 % of its sources are genes, and sets if at most 5 % are. Otherwise an error
+          is raised.
     gene_key
         Column of ``obs`` with the gene symbols; ``obs_names`` by default.
     universe
         Genes whose pairs are scored. ``"annotated"``, the default: genes that are related to another profile, as in the
-        paper. ``"profiles"``: all genes, as in published benchmarks of maps. Scores of the two cannot be compared.
+        paper. ``"profiles"``: all genes, as in published benchmarks of maps. Scores of the two choices cannot be
+        compared.
     max_set_size
-        Remove sets with more genes among the profiles than this number, before pairs are formed. The number of pairs
-        grows with the square of the size of a set, so that a few large sets may hold most of the pairs.
+        Maximum number of genes with a profile in a set; larger sets are removed before pairs are formed. The number of
+        pairs grows with the square of the size of a set, so that a few large sets may hold most of the pairs.
 
     Attributes
     ----------
     genes
-        Gene symbols, ``(G,)``.
+        Symbols of the genes whose pairs are scored, ``(G,)``.
     net_kind
         Kind of the network, ``"pairs"`` or ``"sets"``.
     max_set_size
         The parameter of the same name.
     profiled
-        Gene symbols of all profiles, ``(N,)``, including those that are not among ``genes``.
+        Gene symbols of all profiles, ``(N,)``, including genes that are not in ``genes``.
     unit
-        Profiles scaled to unit length, ``(G, D)``; a profile of zeros stays unchanged.
+        Profiles of ``genes``, scaled to unit length, ``(G, D)``; a profile of zeros stays unchanged.
     known
         Matrix of related genes, sparse boolean ``(G, G)``, symmetric, without diagonal.
 
@@ -97,7 +101,7 @@ class Relations:
         If ``net`` lacks a column, or ``obs`` lacks ``gene_key``.
     ValueError
         If the kind of ``net`` is not clear, no two genes are related, genes are repeated, profiles are not finite,
-        ``max_set_size`` is given for pairs, or all sets are larger.
+        ``max_set_size`` is given for a network of pairs, or all sets are larger than ``max_set_size``.
 
     Examples
     --------
@@ -129,15 +133,15 @@ class Relations:
         self.unit = x / np.where(norm > 0, norm, 1)
 
     def __repr__(self) -> str:
-        """Return a short text with the numbers of genes and pairs."""
+        """Return a short text with the numbers of genes, of related pairs and of all pairs."""
         n, n_known = len(self.genes), self.known.nnz // 2
         net = self.net_kind if self.max_set_size is None else f"sets of up to {self.max_set_size} genes"
         return f"Relations of {n:,} genes: {n_known:,} of {n * (n - 1) // 2:,} pairs are known (net of {net})"
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the cosine of each pair of genes, and whether the pair is related, both ``(G (G - 1) / 2,)``.
+        """Return the cosine of each pair of genes, and a mask of the related pairs, both ``(G (G - 1) / 2,)``.
 
-        Each pair occurs once, row by row of the upper triangle.
+        Each pair occurs once. Pairs are in the order of the upper triangle of the matrix of genes, row by row.
         """
         n = len(self.genes)
         cosine = np.empty(n * (n - 1) // 2, dtype=self.unit.dtype)
@@ -155,7 +159,10 @@ class Relations:
 
     @cached_property
     def ranked(self) -> tuple[np.ndarray, np.ndarray]:
-        """Cosines of all pairs and of the related pairs, both in ascending order; all scores are computed from them."""
+        """Cosines of all pairs of genes, and cosines of the related pairs, each in ascending order.
+
+        All scores of the relations are computed from these two arrays.
+        """
         cosine, related = self.pairs()
         known = np.sort(cosine[related])
         cosine.sort()
@@ -163,7 +170,7 @@ class Relations:
 
 
 def _profiles(profiles: AnnData, gene_key: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return gene symbols and finite values of the profiles, one row per gene."""
+    """Return the gene symbols and the values of profiles, after checking that symbols are unique and values finite."""
     if gene_key is not None and gene_key not in profiles.obs:
         msg = f"obs of the profiles has no {gene_key!r} (its keys: {', '.join(profiles.obs.columns) or 'none'})."
         raise KeyError(msg)
@@ -193,7 +200,10 @@ def get_relations(
     universe: Universe | None = None,
     max_set_size: int | None = None,
 ) -> Relations:
-    """Return relations unchanged, or build them from profiles and a network."""
+    """Return :class:`Relations`: unchanged if they are given, otherwise built from profiles and a network.
+
+    Raise a ``ValueError`` if :class:`Relations` are given together with another argument, which they already contain.
+    """
     if isinstance(profiles, Relations):
         asked = {"net": net is not None, "net_kind": net_kind != "auto", "gene_key": gene_key, "universe": universe}
         asked |= {"max_set_size": max_set_size is not None}
@@ -218,10 +228,11 @@ def relationship_curve(
     gene_key: str | None = None,
     universe: Universe | None = None,
 ) -> pd.DataFrame:
-    """Compute precision and recall of known relations at several thresholds of the cosine, the protocol of the paper.
+    """Compute precision and recall of known gene relations at several thresholds of the cosine.
 
-    High and low cosines both predict a relation. At percentile ``i``, a pair is predicted to be related if its cosine
-    is at least the ``i``-th percentile of all cosines, or at most the ``100 - i``-th percentile.
+    The protocol is that of Makino et al. (2025). High and low cosines both predict a relation. At percentile ``i``, a
+    pair is predicted to be related if its cosine is at least the ``i``-th percentile of all cosines, or at most the
+    ``100 - i``-th percentile.
 
     Parameters
     ----------
@@ -230,10 +241,10 @@ def relationship_curve(
     net
         Frame with columns ``source`` and ``target``.
     percentiles
-        Thresholds; 80 to 99 by default, as in the published script.
+        Thresholds of the cosine, as percentiles; 80 to 99 by default, as in the script published with the paper.
     diagonal
-        If `True`, percentiles are those of the full square matrix, with the cosine of 1 of each gene with itself, as in
-        the published script. If `False`, percentiles are those of pairs of different genes.
+        If `True`, percentiles are those of the full square matrix of cosines, including the cosine of 1 of each gene
+        with itself, as in the published script. If `False`, percentiles are those of pairs of different genes.
     net_kind, gene_key, universe
         See :class:`Relations`. They cannot be combined with :class:`Relations`, which already contain them.
 
@@ -245,8 +256,8 @@ def relationship_curve(
     Raises
     ------
     ValueError
-        If a percentile is not between 0 and 100, ``net`` or another argument is combined with :class:`Relations`, which
-        already contain it, or see :class:`Relations`.
+        If a percentile is not between 0 and 100, if ``net`` or another argument is combined with :class:`Relations`,
+        which already contain it, or if :class:`Relations` cannot be built.
 
     Examples
     --------
@@ -266,7 +277,10 @@ def relationship_curve(
 
 
 def _cosine_limits(relations: Relations, grid: np.ndarray, diagonal: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return two limits per percentile: pairs with a cosine up to the first, or from the second on, are predicted."""
+    """Return a lower and an upper limit of the cosine for each percentile in ``grid``.
+
+    Pairs of genes are predicted to be related if their cosine is at most the lower limit, or at least the upper limit.
+    """
     if not ((grid >= 0) & (grid <= 100)).all():
         msg = f"percentiles={grid.tolist()} must lie between 0 and 100."
         raise ValueError(msg)
@@ -276,10 +290,10 @@ def _cosine_limits(relations: Relations, grid: np.ndarray, diagonal: bool) -> tu
 
 
 def relationship_area(curve: pd.DataFrame) -> float:
-    """Compute the area under a precision-recall curve by the trapezoid rule, over the recalls that the curve covers.
+    """Compute the area under a precision-recall curve of known gene relations by the trapezoid rule.
 
-    With the default percentiles, the curve of an embedding without information covers recalls from 0.02 to 0.40. Its
-    area is 0.38 times the prevalence of relations.
+    The area covers only the range of recalls of the curve. With the default percentiles, the curve of an embedding
+    without information covers recalls from 0.02 to 0.40, and its area is 0.38 times the prevalence of relations.
 
     Parameters
     ----------
@@ -298,7 +312,8 @@ def relationship_area(curve: pd.DataFrame) -> float:
     >>> 0 <= scbd.metrics.relationship_area(curve) <= 1
     True
     """
-    # recall increases as the percentile decreases; sorting by recall would not define the order of equal recalls
+    # points of the curve are sorted by descending percentile, so that recall increases; sorting by recall would not
+    # define the order of points with equal recall
     curve = curve.dropna().sort_values("percentile", ascending=False)
     if len(curve) < 2:
         msg = f"An area needs at least two points of a curve, there are {len(curve)}: give more percentiles."
@@ -315,11 +330,11 @@ def relationship_recall(
     gene_key: str | None = None,
     universe: Universe | None = None,
 ) -> float:
-    """Compute the fraction of known relations whose cosine is in the lower or the upper tail of all cosines.
+    """Compute the fraction of known gene relations whose cosine is in the lower or the upper tail of all cosines.
 
-    Cosines are those of all pairs of different genes. A value that occurs several times is in a tail only if all its
-    occurrences are. Published benchmarks of maps report this score over all profiles, which is ``universe="profiles"``
-    here.
+    Cosines are those of all pairs of different genes. If several pairs have the same cosine, this cosine is in a tail
+    only if all these pairs are. Published benchmarks of maps report this score over all profiles, which is
+    ``universe="profiles"`` here.
 
     Parameters
     ----------
@@ -332,7 +347,7 @@ def relationship_recall(
     Raises
     ------
     ValueError
-        If ``tail`` is not between 0 and 0.5, or see :func:`relationship_curve`.
+        If ``tail`` is not between 0 and 0.5, or for the reasons that :func:`relationship_curve` lists.
 
     Examples
     --------
@@ -355,10 +370,10 @@ def relationship_average_precision(
     gene_key: str | None = None,
     universe: Universe | None = None,
 ) -> float:
-    """Compute the average precision of known relations among all pairs of genes, ranked by cosine.
+    """Compute the average precision with which known gene relations rank first among all pairs, sorted by cosine.
 
-    Only *high* cosines predict a relation. :func:`relationship_curve` and :func:`relationship_recall` also count low
-    cosines. For an embedding without information, the average precision is about the prevalence of relations.
+    Only *high* cosines predict a relation. In contrast, :func:`relationship_curve` and :func:`relationship_recall` also
+    use low cosines. For an embedding without information, the average precision is about the prevalence of relations.
 
     Parameters
     ----------
@@ -377,8 +392,8 @@ def relationship_average_precision(
     True
     """
     ordered, known = get_relations(profiles, net, net_kind, gene_key, universe).ranked
-    # precision among all pairs with at least the cosine of each known relation: ties share a threshold, as in
-    # scikit-learn
+    # for each known relation, precision is computed among all pairs with at least its cosine; relations with equal
+    # cosines share one threshold, as in scikit-learn
     values = np.unique(known)
     n_at_least = len(ordered) - ordered.searchsorted(values, side="left")
     n_known = len(known) - np.searchsorted(known, values, side="left")
@@ -389,15 +404,15 @@ def relationship_average_precision(
 def expected_relationship_scores(
     relations: Relations, *, percentiles: Sequence[float] = PERCENTILES, diagonal: bool = True, tail: float = 0.05
 ) -> dict[str, float]:
-    """Compute the scores that are expected if the same number of relations fell on random pairs of the same profiles.
+    """Compute the scores of known gene relations that are expected if as many random pairs of genes were related.
 
-    The expected values are exact and need no random numbers. Equal cosines are handled as in the scores, so that
-    profiles that are all equal have the score of chance.
+    The profiles stay unchanged. The expected values are exact, without drawing random pairs. Equal cosines are handled
+    as in the scores themselves, so that the scores of identical profiles are equal to their expected values.
 
     Parameters
     ----------
     relations
-        Profiles and relations. Only the cosines of the profiles and the number of relations are used.
+        Profiles and known relations. Only the cosines of the profiles and the number of relations are used.
     percentiles, diagonal
         See :func:`relationship_curve`.
     tail
@@ -412,13 +427,15 @@ def expected_relationship_scores(
     _check_tail(tail)
     ordered, known = relations.ranked
     n = len(ordered)
-    # probability that a second pair is a known relation, given that a first pair is
+    # probability that a random pair is a known relation, given that another pair is a known relation
     other = (len(known) - 1) / max(1, n - 1)
-    # groups of equal cosines: place of the first pair, and number of pairs
+    # groups of pairs with equal cosines: index of the first pair of each group in ascending order of cosines, and
+    # number of pairs in the group
     first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
     size = np.diff(np.append(first, n))
     in_a_tail = is_in_a_tail(first, first + size - 1, n, tail)
-    # contribution of a known relation itself to the precision among all pairs with at least its cosine
+    # precision of a known relation is computed among all pairs with at least its cosine, which include the relation:
+    # expected contribution of the relation itself to this precision
     itself = float(np.sum(size / (n - first)) / n)
     grid = np.sort(np.asarray(percentiles, dtype=float))[::-1]
     n_predicted = weight_outside(ordered, *_cosine_limits(relations, grid, diagonal))
@@ -430,14 +447,15 @@ def expected_relationship_scores(
 
 
 def _expected_area(n_predicted: np.ndarray, n: int, other: float) -> float:
-    """Compute the expected area under a curve, from the number of predicted pairs at each of its points.
+    """Compute the expected area under the precision-recall curve of random relations.
 
-    The points are in ascending order of this number. ``n`` is the number of pairs, and ``other`` is the probability
-    that a second pair is a known relation, given that a first pair is.
+    ``n_predicted`` is the number of pairs that are predicted to be related at each point of the curve, in ascending
+    order. ``n`` is the number of all pairs, and ``other`` is the probability that a random pair is a known relation,
+    given that another pair is a known relation.
     """
     if len(n_predicted) < 2:
         return float("nan")
-    # expected number of known relations among the predicted pairs, given that one of these is known
+    # expected number of known relations among the predicted pairs, given that one predicted pair is a known relation
     found = 1 + (n_predicted - 1) * other
     before, after = found[:-1], found[1:]
     return float(np.sum(2 * after - before - n_predicted[:-1] / n_predicted[1:] * after) / (2 * n))
@@ -457,26 +475,28 @@ def relationship_interval(
     universe: Universe | None = None,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Compute a confidence interval of a score by a bootstrap over complexes.
+    """Compute a confidence interval of a score of known gene relations, by a bootstrap over complexes.
 
-    Genes of one complex are not independent, so that whole complexes are drawn with replacement, and not single genes.
-    Complexes that share genes are drawn together. In a network of pairs, a gene is drawn together with its partners.
+    Genes of one complex are not independent, so that the bootstrap draws whole complexes with replacement, and not
+    single genes. Complexes that share genes are drawn together. In a network of pairs, a gene is drawn together with
+    its partners.
 
-    The ends are quantiles of the bootstrap samples, widened by Student's t for the effective number of complexes. If a
-    few large complexes hold most relations, this number is small, and the interval is wide. The parameter
-    ``max_set_size`` of :class:`Relations` excludes such complexes.
+    The ends of the interval are quantiles of the bootstrap samples, widened by Student's t for the effective number of
+    complexes. If a few large complexes hold most relations, the effective number is small, and the interval is wide.
+    The parameter ``max_set_size`` of :class:`Relations` excludes such complexes.
 
     Parameters
     ----------
     profiles, net, net_kind, gene_key, universe
         See :func:`relationship_curve`.
     other
-        Profiles of another embedding, with the same genes in the same order. The interval is then that of the
-        difference between the score of ``profiles`` and the score of ``other``, over the same bootstrap samples.
+        Profiles of another embedding, with the same genes in the same order. If it is given, the interval is that of
+        the difference between the score of ``profiles`` and the score of ``other``, over the same bootstrap samples.
         Complexes that are easy for one embedding are often easy for another, so that a difference may be significant
         although the intervals of both embeddings overlap.
     score
-        ``"area"``, ``"recall"`` (with ``tail``) or ``"average_precision"``.
+        Score of the interval: ``"area"`` (:func:`relationship_area`), ``"recall"`` (:func:`relationship_recall` with
+        ``tail``) or ``"average_precision"`` (:func:`relationship_average_precision`).
     tail
         See :func:`relationship_recall`.
     level
@@ -488,13 +508,13 @@ def relationship_interval(
 
     Returns
     -------
-    Lower and upper end.
+    Lower and upper end of the interval.
 
     Raises
     ------
     ValueError
         If the score is unknown, all relations lie in one complex, genes or relations of ``profiles`` and ``other``
-        differ, or see :func:`relationship_curve`.
+        differ, or for the reasons that :func:`relationship_curve` lists.
 
     References
     ----------
@@ -522,12 +542,12 @@ def relationship_interval(
 def resampled_scores(
     several: list[Relations], score: ScoreName, tail: float, n_bootstrap: int, seed: int
 ) -> tuple[list[np.ndarray], float]:
-    """Compute a score of several embeddings for the data and for the same bootstrap samples.
+    """Compute one score of known gene relations for several embeddings, over the same bootstrap samples of complexes.
 
     Returns
     -------
-    For each embedding an array ``(1 + n_bootstrap,)``, with the score of the data first; and the effective number of
-    complexes.
+    For each embedding, an array ``(1 + n_bootstrap,)`` with the score of the data, followed by the scores of the
+    bootstrap samples; and the effective number of complexes.
     """
     check_choice("score", score, ScoreName)
     _check_tail(tail)
@@ -550,10 +570,11 @@ def resampled_scores(
 
 
 def partner_average_precision(relations: Relations) -> pd.DataFrame:
-    """Compute the average precision with which each gene retrieves its partners among all other genes, and chance.
+    """Compute the average precision with which each gene retrieves its known partners among all other genes.
 
-    The frame has one row per gene that has partners and other genes. All genes have the same weight, whereas scores
-    over pairs are dominated by the largest complexes.
+    The frame has one row per gene that has both partners and genes that are not its partners. Its columns are
+    ``average_precision`` and ``chance`` (average precision of a random order). All genes have the same weight, whereas
+    scores over pairs of genes are dominated by the largest complexes.
     """
     everyone, known = np.arange(len(relations.genes)), relations.known
     scores = score_queries(
@@ -574,7 +595,7 @@ def partner_average_precision(relations: Relations) -> pd.DataFrame:
 
 
 def _check_tail(tail: float) -> None:
-    """Raise ``ValueError`` unless the size of a tail is between 0 and 0.5."""
+    """Raise ``ValueError`` unless ``tail``, the fraction of pairs in each tail of the cosines, is between 0 and 0.5."""
     if not 0 < tail < 0.5:
         msg = f"tail={tail} must lie between 0 and 0.5: the fraction of pairs in each tail."
         raise ValueError(msg)

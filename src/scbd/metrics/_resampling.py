@@ -1,4 +1,7 @@
-"""Bootstrap over blocks of related genes, permutation tests of gene sets, and permuted labels, for arrays."""
+"""Resampling of arrays: bootstrap over related genes, permutation tests of gene sets, and permuted labels.
+
+The bootstrap draws blocks of related genes, such as protein complexes, because genes of a block are not independent.
+"""
 
 from __future__ import annotations
 
@@ -14,37 +17,42 @@ if TYPE_CHECKING:
 
 ScoreName = Literal["area", "recall", "average_precision"]
 
-# number of pairs whose weights are added at once
+# number of gene pairs whose weights are summed at once, so that they fit into the processor's cache
 _PAIRS_PER_BLOCK = 1 << 15
-# once this number of random sets is at least as similar as a given set, its p value is accurate enough, and no more
-# random sets are drawn for it
+# No more random sets are drawn for a gene set once this number of random sets has at least its mean cosine, because its
+# p value is then accurate enough.
 _MIN_SETS_REACHED = 20
-# maximum number of random orders that are drawn at once, and maximum number of genes in all of them together
+# Limits of the random orders of genes that are drawn at once. 2,048: maximum number of orders. 2^24: maximum number of
+# genes in all orders together.
 _MAX_ORDERS, _MAX_GENES_IN_ORDERS = 2_048, 1 << 24
-# mean cosines that differ by less are equal: sums of the same genes in another order differ by rounding errors
+# mean cosines of gene sets count as equal if they differ by less than this value: sums of the same genes in another
+# order differ by rounding errors
 _COSINE_TOLERANCE = 1e-9
 
 
 def cumulative_weight(
     ordered: np.ndarray, grid: np.ndarray, n_genes: float | None = None, *, before: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return percentiles identical to those of :func:`numpy.percentile`, without copying the values.
+    """Return percentiles of the cosines of gene pairs, which may have weights.
+
+    Without weights, the percentiles are identical to those of :func:`numpy.percentile`. The cosines are not copied.
 
     Parameters
     ----------
     ordered
-        Cosine of each pair of genes, each pair once, in ascending order, ``(P,)``.
+        Cosines of ``P`` pairs of genes, each pair once, in ascending order, ``(P,)``.
     grid
-        Percentiles, 0 to 100, of any shape.
+        Percentiles to be computed, from 0 to 100, an array of any shape.
     n_genes
-        Number of genes. Percentiles are then those of the full square matrix of cosines, which has each pair twice, and
-        a 1 for each gene with itself. `None`: percentiles of the pairs alone.
+        Number of genes. If it is given, percentiles are those of the full square matrix of cosines, which holds each
+        pair twice, and a 1 for each gene with itself. `None`: percentiles of the pairs alone.
     before
-        Cumulative weight of the pairs before each place of the order, ``(P + 1,)``. `None`: each pair has weight 1.
+        Weights of the pairs, as the total weight of all pairs that precede each place in ``ordered``, ``(P + 1,)``.
+        `None`: each pair has weight 1.
     """
     copies, ones = (1, 0.0) if n_genes is None else (2, n_genes / 2)
     total = len(ordered) if before is None else before[-1]
-    # the ones of the diagonal are sorted in before cosines that exceed 1 by rounding errors
+    # place of the ones of the diagonal among the sorted cosines: before cosines that exceed 1 by rounding errors
     start = ordered.searchsorted(ordered.dtype.type(1), side="right")
     if before is not None:
         start = before[start]
@@ -63,18 +71,20 @@ def cumulative_weight(
     place = (copies * (total + ones) - 1) * (grid / 100)
     first = np.floor(place)
     low, high, share = at(first), at(first + 1), place - first
-    # like numpy, interpolate from the nearer end, because results may differ in the last bit
+    # interpolate from the nearer of both neighbouring cosines, as numpy does, because the result could otherwise differ
+    # from that of numpy in the last bit
     return np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share))
 
 
 def weight_outside(
     ordered: np.ndarray, lower: np.ndarray, upper: np.ndarray, *, before: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return the total weight of sorted values that are at most ``lower`` or at least ``upper``.
+    """Return the total weight of the gene pairs with a cosine of at most ``lower`` or at least ``upper``.
 
-    A value that fulfils both conditions counts once. ``ordered`` and ``before`` are those of :func:`cumulative_weight`.
+    A pair that fulfils both conditions counts once. ``ordered`` (sorted cosines) and ``before`` (cumulative weights)
+    are as in :func:`cumulative_weight`.
     """
-    # convert the limits to the dtype of the values, because numpy would otherwise convert all values
+    # the two limits are converted to the dtype of the cosines, because numpy would otherwise convert all cosines
     low, high = lower.astype(ordered.dtype), upper.astype(ordered.dtype)
     low = np.where(low > lower, np.nextafter(low, -np.inf, dtype=low.dtype), low)
     high = np.where(high < upper, np.nextafter(high, np.inf, dtype=high.dtype), high)
@@ -85,31 +95,34 @@ def weight_outside(
 
 
 def is_in_a_tail(first: np.ndarray, last: np.ndarray, n: float, tail: float) -> np.ndarray:
-    """Return whether values lie in the lower or the upper tail of ``n`` sorted values.
+    """Return a mask of the values that lie in the lower or the upper tail of ``n`` sorted values.
 
     Parameters
     ----------
     first, last
-        First and last place, among the sorted values, of the values that are equal to each value.
+        Range of equal values for each tested value: index of the first and of the last of the ``n`` sorted values that
+        are equal to it.
     n
-        Number of sorted values.
+        Number of sorted values, or their total weight.
     tail
-        Size of each tail, as a fraction.
+        Size of each tail, as a fraction of ``n``.
     """
-    if n <= 1:  # a single value lies in no tail
+    # if there is only a single value, it lies in neither tail
+    if n <= 1:
         return np.zeros(np.shape(first), dtype=bool)
     return (first / (n - 1) > 1 - tail) | (last / (n - 1) < tail)
 
 
 def divide_into_blocks(related: sparse.csr_array) -> np.ndarray:
-    """Divide genes into blocks that are resampled together, and return the block of each gene, ``(G,)``.
+    """Divide genes into blocks of related genes, which are resampled together, and return the block of each gene.
 
-    The gene with the most partners and its partners form the first block. Among the remaining genes, the gene with the
-    most remaining partners and these partners form the next block, and so on. Genes without remaining partners form
-    blocks of their own.
+    The blocks are integers ``(G,)``. Partners of a gene are the genes that are related to it. The gene with the most
+    partners and its partners form the first block. Among the remaining genes, the gene with the most remaining partners
+    and these partners form the next block, and so on. Genes without remaining partners form blocks of their own.
 
-    Complexes without common genes are one block each. Overlapping complexes that contain the gene with the most
-    partners are merged. In a network of pairs, a block is a hub with its partners.
+    If complexes have no common genes, each complex is a block. Overlapping complexes that contain the gene with the
+    most partners are merged into one block. In a network of pairs, a block is a gene with many partners, together with
+    these partners.
     """
     n = related.shape[0]
     codes = np.full(n, -1)
@@ -130,23 +143,24 @@ def divide_into_blocks(related: sparse.csr_array) -> np.ndarray:
 
 
 class Resampled:
-    """Pairs of genes in the order of their cosine, from which scores of bootstrap samples are computed.
+    """Pairs of genes in the order of their cosine, from which scores of bootstrap samples of genes are computed.
 
     Sorting the pairs once is enough: a score of a bootstrap sample follows from cumulative sums of the pairs' weights.
-    A pair of genes in the same block has the weight with which the block was drawn. A pair of genes in two blocks has
-    the product of the weights of both blocks. Two copies of the same block form no pairs.
+    The weight of a block is the number of times that it was drawn. A pair of genes of one block has the weight of the
+    block. A pair of genes of two blocks has the product of the weights of both blocks. Two copies of the same block
+    form no pairs.
 
     Parameters
     ----------
     cosine, related
-        Cosine of each pair, and whether the pair is related; each pair once, row by row of the upper triangle,
+        Cosine of each pair of genes, and mask of the related pairs, as from :meth:`Relations.pairs`,
         ``(G (G - 1) / 2,)``.
     blocks
         Block of each gene, from :func:`divide_into_blocks`.
     tail
-        Fraction of pairs in each tail, for the recall.
+        Fraction of pairs in each tail of the cosines, for the score ``"recall"``.
     percentiles
-        Thresholds of the precision-recall curve, for the area.
+        Thresholds of the precision-recall curve, for the score ``"area"``.
     """
 
     def __init__(
@@ -163,32 +177,34 @@ class Resampled:
         self._known_cosine = self._ordered[self._known]
         self._known_one, self._known_two = self._one[self._known], self._two[self._known]
         self._known_inside = self._known_one == self._known_two
-        # for each related pair, the places of all pairs with an equal cosine: first, and last + 1
+        # range of all pairs with the same cosine as each related pair, in the order of cosines: place of the first
+        # pair, and place after the last pair
         self._first = np.searchsorted(self._ordered, self._known_cosine, side="left")
         self._last = np.searchsorted(self._ordered, self._known_cosine, side="right")
         self._n_genes = np.bincount(blocks)
         self._tail, self._percentiles = tail, np.asarray(percentiles, dtype=float)
 
     def n_effective(self) -> float:
-        """Return the effective number of blocks: the number of blocks of equal size with the same uncertainty.
+        """Return the effective number of blocks: the number of equally large blocks that give the same uncertainty.
 
-        It is at most the number of blocks that hold relations.
+        The effective number is at most the number of blocks that contain related pairs.
         """
         known = np.bincount(self._known_one[self._known_inside], minlength=len(self._n_genes))
         return float(known.sum() ** 2 / np.square(known, dtype=float).sum())
 
     def score(self, drawn: np.ndarray, score: ScoreName, across: float = 1.0) -> float:
-        """Compute one score of a bootstrap sample; NaN if the sample has no related pair.
+        """Compute one score of a bootstrap sample of blocks; the score is NaN if the sample contains no related pair.
 
         Parameters
         ----------
         drawn
-            Number of times that each block was drawn, float ``(C,)``.
+            Number of times that each of ``C`` blocks was drawn, float ``(C,)``.
         score
-            Name of the score.
+            Name of the score: ``"area"``, ``"recall"`` or ``"average_precision"``.
         across
-            Factor of the weight of pairs of two blocks. When ``C`` blocks are drawn with replacement, the expected
-            weight of such pairs is too small by ``(C - 1) / C``, which a factor of ``C / (C - 1)`` corrects.
+            Factor by which weights of pairs of genes from two different blocks are multiplied. When ``C`` blocks are
+            drawn with replacement, the expected weight of such pairs is too small by ``(C - 1) / C``, which a factor of
+            ``C / (C - 1)`` corrects.
         """
         before = self._weight_before(drawn, across)
         known = np.where(self._known_inside, 1, across * drawn[self._known_two]) * drawn[self._known_one]
@@ -211,9 +227,10 @@ class Resampled:
         return float(-np.trapezoid(found / np.maximum(predicted, 1), found / n_known))
 
     def _weight_before(self, drawn: np.ndarray, across: float) -> np.ndarray:
-        """Return the cumulative weight of the pairs before each place, ``(P + 1,)``.
+        """Return the total weight of all pairs that precede each place in the order of cosines, ``(P + 1,)``.
 
-        Weights are added in parts that fit into the processor's cache.
+        ``drawn`` and ``across`` are as in :meth:`score`. Weights are summed in parts that fit into the processor's
+        cache.
         """
         before = self._before
         for start in range(0, len(self._one), _PAIRS_PER_BLOCK):
@@ -228,11 +245,13 @@ class Resampled:
 
 
 def bootstrap_interval(values: np.ndarray, level: float, n_effective: float) -> tuple[float, float]:
-    """Return quantiles of bootstrap samples as a confidence interval that is widened for few blocks.
+    """Return a confidence interval from quantiles of bootstrap samples, widened if few blocks are resampled.
 
-    Plain percentiles are too narrow for few blocks, for two reasons (Hesterberg (2015)). The variance of the samples is
-    too small by the factor ``(n - 1) / n``. And a mean with unknown variance has a distribution with heavier tails than
-    a normal distribution. The quantiles are therefore those of Student's t with ``n_effective - 1`` degrees of freedom.
+    ``values`` are the bootstrap samples of a score, and ``n_effective`` is the effective number of resampled blocks.
+    Intervals from plain percentiles are too narrow for few blocks, for two reasons (Hesterberg (2015)). The variance of
+    the samples is too small by the factor ``(n - 1) / n`` for ``n`` blocks. And a mean with unknown variance has a
+    distribution with heavier tails than a normal distribution. The quantiles are therefore those of Student's t with
+    ``n_effective - 1`` degrees of freedom.
     """
     wide = _small_sample_factor(n_effective) * stats.t.ppf((1 + level) / 2, n_effective - 1)
     tail = float(stats.norm.sf(wide))
@@ -241,10 +260,11 @@ def bootstrap_interval(values: np.ndarray, level: float, n_effective: float) -> 
 
 
 def bootstrap_p_value(values: np.ndarray, n_effective: float) -> float:
-    """Return the two-sided p value of the hypothesis that a difference is 0.
+    """Return the two-sided p value of the hypothesis that a difference between two scores is 0.
 
-    The p value is 1 minus the level of the :func:`bootstrap_interval` that ends at 0. One more sample beyond 0 is
-    added to those of ``values``, so that p values are not 0, and stay large with very few blocks.
+    ``values`` are the bootstrap samples of the difference, and ``n_effective`` is the effective number of resampled
+    blocks. The p value is 1 minus the level of the :func:`bootstrap_interval` that ends at 0. One sample beyond 0 is
+    added to ``values``, so that p values are never 0, and stay large with very few blocks.
     """
     beyond = min((values <= 0).sum(), (values >= 0).sum())
     wide = stats.norm.isf((1 + beyond) / (1 + len(values)))
@@ -252,23 +272,30 @@ def bootstrap_p_value(values: np.ndarray, n_effective: float) -> float:
 
 
 def _small_sample_factor(n_effective: float) -> float:
-    """Return the factor that corrects a bootstrap standard error for a small number of blocks."""
+    """Return the factor that corrects a bootstrap standard error for a small number of resampled blocks.
+
+    The factor is ``sqrt(n / (n - 1))`` for an effective number of ``n`` blocks.
+    """
     return float(np.sqrt(n_effective / (n_effective - 1)))
 
 
 def mean_cosine(unit: np.ndarray) -> float:
-    """Return the mean cosine over all pairs of rows of length 1, ``(size, D)``, without forming the pairs."""
+    """Return the mean cosine over all pairs of rows of length 1, without computing the cosine of each pair.
+
+    The rows ``unit`` are ``(size, D)``, for example the profiles of the genes of one set.
+    """
     return float(_mean_cosine(unit.sum(axis=0)[None], np.square(unit).sum(), len(unit))[0])
 
 
 def sequential_p_values(
     unit: np.ndarray, sizes: np.ndarray, observed: np.ndarray, n_first: int, n_most: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Compute p values of the similarity of gene sets, with more random sets for smaller p values.
+    """Compute a p value for the similarity of the genes of each set, with more random sets for smaller p values.
 
-    The p value of a set compares its mean cosine with that of random sets of the same size. The number of random sets
-    is doubled in each round. A set is finished after the first round in which at least 20 random sets have reached its
-    mean cosine. Its p value is then ``p = (1 + reached) / (1 + drawn)``.
+    The p value of a set compares the mean cosine of its genes with the mean cosines of random gene sets of the same
+    size. The number of random sets is doubled in each round. A set is finished after the first round in which at least
+    20 random sets have reached its mean cosine. Its p value is then ``p = (1 + reached) / (1 + drawn)``, with the
+    number of random sets that were drawn, and the number of those that reached its mean cosine.
 
     These p values are valid. For a threshold ``t``, let round ``r`` be the first with ``21 / (1 + drawn) <= t``, or the
     last round. A set that finishes before round ``r`` has ``p > t``. A set with ``p <= t`` therefore took part in round
@@ -282,7 +309,7 @@ def sequential_p_values(
     sizes, observed
         Number of genes and mean cosine of each set, ``(S,)``.
     n_first, n_most
-        Number of random sets in the first round, and maximum number in all rounds together.
+        Number of random sets of each size in the first round, and maximum number in all rounds together.
     rng
         Random generator of the sets.
 
@@ -307,16 +334,17 @@ def sequential_p_values(
 def _count_sets_as_similar(
     unit: np.ndarray, sizes: np.ndarray, observed: np.ndarray, n: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Count the random sets of the same size that are at least as similar as each given set, ``(S,)``.
+    """Count, for each gene set, the random sets of the same size that have at least its mean cosine, ``(S,)``.
 
     ``n`` random orders of the genes are drawn. The first ``k`` genes of an order are a random set of ``k`` genes, so
-    that each order serves the sets of all sizes.
+    that each order gives random sets of all sizes.
     """
     counts = np.zeros(len(sizes), dtype=np.int64)
     of_size = {int(size): np.flatnonzero(sizes == size) for size in np.unique(sizes)}
     length = np.einsum("gd,gd->g", unit, unit)
     width = min(n, _MAX_ORDERS, max(1, _MAX_GENES_IN_ORDERS // len(unit)))
-    # one column per order; the orders of one block are the start of the next block, as any start gives random orders
+    # Each column of the deck is one order of the genes. Each block of orders is shuffled from the orders of the
+    # previous block, because shuffling gives random orders from any start.
     deck = np.repeat(np.arange(len(unit), dtype=np.int32)[:, None], width, axis=1)
     for start in range(0, n, width):
         orders = np.arange(min(width, n - start))
@@ -332,7 +360,7 @@ def _count_sets_as_similar(
 
 
 def _draw_next_gene(deck: np.ndarray, i: int, orders: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw the ``i``-th gene of each order from the genes that are not yet drawn (Fisher and Yates shuffle)."""
+    """Draw the ``i``-th gene of each random order from the genes not yet drawn (Fisher and Yates shuffle)."""
     place = rng.integers(i, len(deck), size=len(orders))
     dealt = deck[place, orders]
     deck[place, orders] = deck[i, orders]
@@ -341,14 +369,18 @@ def _draw_next_gene(deck: np.ndarray, i: int, orders: np.ndarray, rng: np.random
 
 
 def _mean_cosine(total: np.ndarray, own: np.ndarray, size: int) -> np.ndarray:
-    """Compute the mean cosine from sums of ``size`` rows, ``(…, D)``, and from sums of their squared lengths."""
+    """Compute the mean cosine between the rows of each of several groups, from sums over the rows.
+
+    Each group has ``size`` rows of length 1 (or 0). ``total`` holds the sum of the rows of each group, ``(n, D)``, and
+    ``own`` the sum of the squared lengths of its rows.
+    """
     return (np.einsum("nd,nd->n", total, total) - own) / (size * (size - 1))
 
 
 def permute_within_groups(labels: np.ndarray, groups: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Return ``n`` random permutations of labels within groups, ``(n, N)``.
+    """Return ``n`` random permutations of labels that exchange labels only within groups, ``(n, N)``.
 
-    ``labels`` and the integer codes ``groups`` are both ``(N,)``.
+    ``labels`` and ``groups`` hold the label and the integer code of the group of each row, both ``(N,)``.
     """
     order = np.argsort(rng.random((n, len(groups))) + groups, axis=1)
     permuted = np.empty((n, len(groups)), dtype=labels.dtype)

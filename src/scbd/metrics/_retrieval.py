@@ -1,4 +1,6 @@
-"""Retrieval of replicates of the same perturbation, and of perturbations with the same mechanism or target.
+"""Retrieval scores: perturbations should retrieve their replicates, and others with the same mechanism or target.
+
+Retrieval ranks rows of an embedding by their cosine with a query. The score is the average precision of this ranking.
 
 References
 ----------
@@ -44,12 +46,12 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
-# q value below which a perturbation is called, that is, counted as significant; the usual threshold of the field
+# q value below which a perturbation counts as significant ("called"); 0.05 is the usual threshold of the field
 _MAX_Q_VALUE = 0.05
-# minimum number of negatives per query (median) in the environments of its perturbation; if there are fewer, negatives
-# come from all environments
+# Minimum number of negatives of a query (median over queries) in the environments that hold the query's perturbation.
+# If there are fewer, negatives come from all environments instead.
 MIN_NEGATIVES_IN_ENVIRONMENTS = 20
-# maximum number of queries for which negatives are counted, to estimate this median
+# maximum number of queries whose negatives are counted, to estimate the median number of negatives per query
 _MAX_QUERIES_COUNTED = 200
 
 Against = Literal["controls", "perturbations"]
@@ -57,28 +59,28 @@ Against = Literal["controls", "perturbations"]
 
 @dataclass(frozen=True, repr=False)
 class Retrieval:
-    """Scores of how well replicates, or perturbations with a common label, retrieve each other.
+    """Scores of how well replicates, or perturbations with the same mechanism or target, retrieve each other.
 
-    :func:`retrieval` and :func:`replicate_retrieval` return this class. A perturbation is *called* if its q value is
-    below 0.05.
+    :func:`retrieval` and :func:`replicate_retrieval` return this class. A perturbation is *called* (counted as
+    significant) if its q value is below 0.05.
 
     Parameters
     ----------
     table
         Frame with one row per perturbation: ``average_precision``, ``chance`` (average precision of a random order),
-        ``p_value`` and ``q_value`` (Benjamini and Hochberg), ``n_queries``, and the mean numbers ``n_positives`` and
-        ``n_negatives`` per query.
+        ``p_value`` and ``q_value`` (Benjamini and Hochberg), ``n_queries`` (number of queries), ``n_positives`` and
+        ``n_negatives`` (mean numbers per query).
     left_out
-        Requested perturbations without a score, because they have no positives or no negatives.
+        Names of requested perturbations without a score, because they have no positives or no negatives.
     units
         Integer code ``(P,)`` of the unit that each row of the table is resampled with for confidence intervals, for
         example its mechanism. `None` resamples single rows.
     floor_table
-        For replicates: the same frame with one row per position of controls, scored as if the position were a
-        perturbation. Empty if no positions were given.
+        For replicates: frame with the columns of ``table`` and one row per plate position of controls, scored as if the
+        position were a perturbation. Empty if no positions were given.
     cross_position_table
-        For replicates: the same frame with one row per perturbation that has replicates at another position and in
-        another environment. Empty if there is no such perturbation.
+        For replicates: frame with the columns of ``table`` and one row per perturbation that has replicates at another
+        plate position and in another environment. Empty if there is no such perturbation.
 
     Examples
     --------
@@ -99,22 +101,25 @@ class Retrieval:
 
     @property
     def mean_average_precision(self) -> float:
-        """Mean of the average precision over perturbations."""
+        """Average precision, averaged over perturbations."""
         return _mean(self.table, "average_precision")
 
     @property
     def chance(self) -> float:
-        """Mean average precision of random orders; an uninformative or collapsed embedding has this score."""
+        """Mean average precision of random rankings.
+
+        It is the expected score of an uninformative or collapsed embedding.
+        """
         return _mean(self.table, "chance")
 
     @property
     def n_called(self) -> int:
-        """Number of perturbations with a q value below 0.05."""
+        """Number of significant perturbations, that is, with a q value below 0.05."""
         return _n_called(self.table)
 
     @property
     def floor(self) -> float:
-        """Mean average precision of positions of controls, or NaN.
+        """Mean average precision of controls that retrieve controls at the same plate position; NaN without positions.
 
         It is the expected score of perturbations that have no effect and were not seen in training.
         """
@@ -124,23 +129,30 @@ class Retrieval:
     def floor_corrected(self) -> float:
         """Mean average precision on a scale on which the floor is 0 and a perfect score is 1.
 
-        The value for noise is 0 only if perturbations and positions of controls have equal numbers of positives and of
-        negatives. :func:`benchmark` returns the value for noise as ``chance``.
+        An embedding of noise has an expected value of 0 only if perturbations and plate positions of controls have
+        equal numbers of positives and of negatives. :func:`benchmark` returns the expected value for noise as
+        ``chance``.
         """
         return (self.mean_average_precision - self.floor) / (1 - self.floor) if self.floor < 1 else np.nan
 
     @property
     def cross_position(self) -> float:
-        """Mean average precision of replicates at other positions; NaN if no perturbation has several positions."""
+        """Mean average precision with which perturbations retrieve replicates at other plate positions.
+
+        It is NaN if no perturbation has several positions.
+        """
         return _mean(self.cross_position_table, "average_precision")
 
     @property
     def cross_position_chance(self) -> float:
-        """Mean average precision of random orders for replicates at other positions."""
+        """Mean average precision of random rankings for the cross-position score (:attr:`cross_position`)."""
         return _mean(self.cross_position_table, "chance")
 
     def scores(self) -> dict[str, float]:
-        """Return the scores by name, for example to compare several embeddings in a table."""
+        """Return the mean average precision and the other scores as a dictionary from their names to their values.
+
+        Scores of positions are included if they were computed.
+        """
         scores = {name: getattr(self, name) for name in ("mean_average_precision", "chance", "n_called")}
         if len(self.floor_table):
             scores |= {"floor": self.floor, "floor_corrected": self.floor_corrected}
@@ -150,7 +162,7 @@ class Retrieval:
         return scores
 
     def __repr__(self) -> str:
-        """Return a short summary of the scores."""
+        """Return a short text with the scores of perturbations and, if they were computed, of positions."""
         lines = [f"Retrieval of {_summary_line(self.table, 'perturbations')}"]
         if len(self.floor_table):
             lines += [f"  floor of {_summary_line(self.floor_table, 'positions of controls')}"]
@@ -177,9 +189,10 @@ def _summary_line(table: pd.DataFrame, what: str) -> str:
 
 
 def _average_by_label(scores: QueryScores, labels: np.ndarray, null: NullDistribution) -> pd.DataFrame:
-    """Return the mean scores of the queries of each label, with chance, p value and q value.
+    """Return the mean scores of the queries of each label as a frame, with p value and q value.
 
-    ``labels`` ``(N,)`` are the labels of all rows, and not only of queries.
+    The frame has one row per label and the columns of :attr:`Retrieval.table`. ``labels`` ``(N,)`` holds the label, for
+    example the perturbation, of every row of the embedding and not only of queries.
     """
     if not len(scores.rows):
         return pd.DataFrame()
@@ -217,31 +230,32 @@ def retrieval(
 ) -> Retrieval:
     """Compute the average precision with which perturbations retrieve others with the same mechanism or target.
 
-    The rows of each perturbation are averaged. Each perturbation then ranks all others by cosine. Perturbations that
-    share one of its labels are positives and should be ranked first; all other perturbations with a label are
-    negatives. Perturbations without a label are excluded. A perturbation whose labels no other perturbation has serves
-    as a negative of others, but has no score of its own.
+    The mechanism or target of a perturbation is its label; a perturbation may have several labels. The rows of each
+    perturbation are averaged. Each perturbation then ranks all other perturbations by cosine. Perturbations that share
+    a label with it are positives and should be ranked first; all other perturbations with a label are negatives.
+    Perturbations without a label are excluded. A perturbation that shares no label with another perturbation serves as
+    a negative, but has no score of its own.
 
     Parameters
     ----------
     adata
-        Wells, cells, or profiles.
+        Wells, cells, or profiles of perturbations, one per row.
     rep
         Key of ``obsm``, a layer, ``"X"``, or an array ``(N, D)``.
     label_key
-        Column of ``obs`` with the mechanism or target of the perturbation. One value may hold several labels, joined by
-        ``separator``, and is empty if the label is not known. If rows of a perturbation have different labels, the
-        perturbation has all of them.
+        Column of ``obs`` with the mechanism or target of the perturbation. One value of the column may hold several
+        labels, joined by ``separator``. The value is empty if the label is not known. If rows of a perturbation have
+        different labels, the perturbation has all of them.
     y_key
         Column of ``obs`` with the perturbation, or several columns for their cross. By default, each row is a
         perturbation of its own.
     control
         Value or values of ``y_key`` for unperturbed rows, which are excluded. `None` excludes no rows.
     queries
-        Mask ``(N,)`` or row numbers. Only perturbations with such a row are scored, but each is compared with all
-        others. All perturbations are scored by default.
+        Mask ``(N,)`` or row numbers. Only perturbations with at least one of these rows are scored, but they are
+        compared with all other perturbations. All perturbations are scored by default.
     separator
-        Text between several labels.
+        Text between several labels in one value of ``label_key``.
     n_permutations
         Number of random orders for p values. No p value is below ``1 / (n_permutations + 1)``.
     seed
@@ -250,8 +264,8 @@ def retrieval(
     Returns
     -------
     :class:`Retrieval`, with one row per perturbation. If cosines are equal, the average precision is the mean over all
-    orders. Perturbations that share labels retrieve each other, so that their scores depend on each other: they form
-    one of the ``units`` of the result.
+    orders of these ties. Perturbations that share labels retrieve each other, so that their scores depend on each
+    other: they form one of the ``units`` of the result, which are resampled together.
 
     Raises
     ------
@@ -282,7 +296,8 @@ def retrieval(
     if y_key is None and not (isinstance(control, Sized) and not len(control)):
         msg = f"control={control!r} is a value of y_key: give y_key, too."
         raise ValueError(msg)
-    if y_key is None:  # each row is a perturbation of its own, even if rows have the same name
+    if y_key is None:
+        # each row is a perturbation of its own, even if several rows have the same name
         no_control, perturbations = np.arange(len(x)), np.asarray(adata.obs_names.astype(str))
         codes = no_control
     else:
@@ -316,9 +331,10 @@ def retrieval(
 
 
 def _label_indicators(codes: np.ndarray, labels: pd.Series, n: int, separator: str) -> sparse.csr_array:
-    """Return an indicator matrix ``(n, L)`` of the labels of each perturbation.
+    """Return a matrix ``(n, L)`` that is 1 where a perturbation has a mechanism or target (label), and 0 elsewhere.
 
-    ``codes`` and ``labels`` are the perturbation and the unsplit labels of each row.
+    ``codes`` holds the perturbation of each row, and ``labels`` the labels of each row, joined by ``separator``. ``n``
+    is the number of perturbations.
     """
     given = pd.DataFrame({"code": codes, "label": labels.to_numpy(dtype=object)}).dropna().drop_duplicates()
     given["label"] = [str(label).split(separator) for label in given["label"]]
@@ -347,10 +363,10 @@ def replicate_retrieval(
     """Compute the average precision with which wells retrieve their replicates in other environments.
 
     Each well of a perturbation is a query. It ranks other wells by cosine. Wells of its perturbation in *other*
-    environments are the positives and should be ranked before the controls of *these* environments, the negatives.
-    Controls of environments without the perturbation are excluded. Otherwise, if each batch has a layout of its own,
-    batch effects would distinguish replicates from controls. The score of a perturbation is the mean over its wells,
-    and the mean average precision is the mean over perturbations.
+    environments are the positives and should be ranked before the controls of these *other* environments, the
+    negatives. Controls of environments without the perturbation are excluded. If they were included, and each batch had
+    a layout of its own, batch effects would distinguish replicates from controls. The score of a perturbation is the
+    mean over its wells, and the mean average precision is the mean over perturbations.
 
     With ``against="perturbations"``, the wells of all other perturbations are the negatives. The score measures whether
     a profile is more similar to its own perturbation in other environments than to other perturbations. The verdict of
@@ -360,11 +376,11 @@ def replicate_retrieval(
     If all plates share a layout, a perturbation always has the same position, and its wells may retrieve each other by
     their position. Two scores address this:
 
-    - The **floor** measures how well positions alone are retrieved. Controls are scored as if each position were a
-      perturbation, against controls at other positions. A perturbation without effect is expected to reach the floor,
-      if the embedding was not trained on it. Neither the floor nor q values are valid for perturbations that were seen
-      in training, because an encoder can memorise their labels. An embedding with a higher score *and* a higher floor
-      than another one has learned positions.
+    - The **floor** measures how well positions on the plate are retrieved without any perturbation. Controls are scored
+      as if each position were a perturbation, against controls at other positions. A perturbation without effect is
+      expected to reach the floor, if the embedding was not trained on it. Neither the floor nor q values are valid for
+      perturbations that were seen in training, because an encoder can memorise their labels. An embedding with a higher
+      score *and* a higher floor than another one has learned positions.
     - The **cross-position** score excludes the effect of position, if some perturbations have several positions. Wells
       of the same perturbation at another position and in another environment are the positives. Wells of all other
       perturbations, in all environments of the perturbation, are the negatives.
@@ -372,8 +388,8 @@ def replicate_retrieval(
     Parameters
     ----------
     adata
-        Wells (or cells). Only rows of this table are ranked: to score replicates on unseen plates alone, give the wells
-        of these plates.
+        Wells (or cells), one per row. Only rows of this table are ranked: to score replicates on unseen plates alone,
+        give the wells of these plates.
     rep
         Key of ``obsm``, a layer, ``"X"``, or an array ``(N, D)``.
     y_key, e_key
@@ -387,9 +403,10 @@ def replicate_retrieval(
 
         - ``"controls"``: controls in the other environments that hold the perturbation.
         - ``"perturbations"``: wells of all other perturbations in the environments that hold the perturbation. The
-          environment of the query is included, so that an embedding that retains the environment ranks these negatives
-          first. If there are fewer than 20 such wells (median over queries), wells of all environments are used
-          instead. This is the case in arrayed screens, with wells as environments and one perturbation per well.
+          environment of the query is included, so that an embedding that retains the environment ranks negatives of the
+          query's environment first. If there are fewer than 20 negatives (median over queries), negatives come from all
+          environments instead. This is the case in arrayed screens, with wells as environments and one perturbation per
+          well.
     position_key
         Column of ``obs`` with the position on a plate, or several columns (row and column). It is required for the
         cross-position score and, with ``against="controls"``, for the floor.
@@ -399,8 +416,8 @@ def replicate_retrieval(
         scores controls in the environments of the scored wells.
     trained_on
         Rows that the embedding was trained on, or that a transform of it was fitted on: a mask ``(N,)``, row numbers,
-        or a column of ``obs`` with ``True`` or ``"train"`` in these rows. By default ``obs["scbd_split"]`` is used, if
-        it exists, where ``scbd run`` writes the split.
+        or a column of ``obs`` with ``True`` or ``"train"`` in these rows. By default the column ``obs["scbd_split"]``
+        is used, if it exists, in which ``scbd run`` stores the data split.
     n_permutations
         Number of random orders for p values. No p value is below ``1 / (n_permutations + 1)``. If there are more than
         ``n_permutations / 20`` perturbations, a perturbation that is significant alone cannot reach a q value below
@@ -411,8 +428,8 @@ def replicate_retrieval(
     Returns
     -------
     :class:`Retrieval`, with one row per perturbation. If cosines are equal, the average precision is the mean over all
-    orders, so that an embedding that is a single point has the score of chance. P values compare with random orders,
-    not with the floor: check how many positions of controls are called.
+    orders of these ties, so that an embedding that is a single point has the score of chance. P values compare with
+    random orders, not with the floor: check how many positions of controls are called as well.
 
     Raises
     ------
@@ -477,7 +494,10 @@ def replicate_retrieval(
 
 
 class _Labels:
-    """Labels of rows, as text and as integer codes, which are faster to compare."""
+    """Label of each row of a table, for example its perturbation.
+
+    Labels are stored as text and as integer codes, which are faster to compare.
+    """
 
     def __init__(self, of_rows: np.ndarray) -> None:
         self.of_rows = of_rows
@@ -486,17 +506,17 @@ class _Labels:
         self._rows = np.split(order, np.bincount(self.codes).cumsum()[:-1])
 
     def rows_with_label_of(self, row: int) -> np.ndarray:
-        """Return the rows with the same label as a row, including the row itself."""
+        """Return the numbers of all rows that have the same label as a given row, including this row."""
         return self._rows[self.codes[row]]
 
     def differ(self, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-        """Return a mask ``(len(rows), len(others))`` of the pairs with different labels."""
+        """Return a mask ``(len(rows), len(others))`` that is true for pairs of rows with different labels."""
         return self.codes[rows][:, None] != self.codes[others]
 
 
 @dataclass(frozen=True)
 class _Wells:
-    """Wells to be ranked: embedding of length 1, perturbation ``y``, environment ``e``, and mask of controls."""
+    """Wells to be ranked: embeddings of length 1, perturbations ``y``, environments ``e``, and mask of the controls."""
 
     unit: np.ndarray
     y: _Labels
@@ -504,18 +524,24 @@ class _Wells:
     is_control: np.ndarray
 
     def rows_in_other_environments(self, row: int, alike: _Labels) -> np.ndarray:
-        """Return the rows in other environments that have the same label as a row; the second argument holds labels."""
+        """Return the wells that have the same label as a given well, and lie in another environment.
+
+        ``alike`` holds the labels of all wells that are compared, for example perturbations or plate positions.
+        """
         rows = alike.rows_with_label_of(row)
         return rows[self.e.codes[rows] != self.e.codes[row]]
 
     def in_environments_of_label(
         self, alike: _Labels, among: np.ndarray, gallery: np.ndarray
     ) -> Callable[[np.ndarray], np.ndarray]:
-        """Return a function that marks the part of the gallery in environments that hold a query's label.
+        """Return a function that selects the wells in those environments that hold the label of a query.
 
-        The function maps row numbers of queries ``(B,)`` to a mask ``(B, G)``. An environment holds a label if one of
-        the rows ``among`` has both. Positives and negatives then come from the same environments, so that the
-        environment does not distinguish them.
+        ``alike`` holds the labels of all wells, for example perturbations or plate positions. ``gallery`` holds the row
+        numbers of the ``G`` wells to select from. An environment holds a label if one of the wells ``among`` has this
+        label and lies in this environment.
+
+        The returned function maps row numbers of queries ``(B,)`` to a mask ``(B, G)``. It is used to take positives
+        and negatives from the same environments, so that the environment does not distinguish them.
         """
         holds = np.zeros((alike.codes.max() + 1, self.e.codes.max() + 1), dtype=bool)
         holds[alike.codes[among], self.e.codes[among]] = True
@@ -523,7 +549,10 @@ class _Wells:
 
 
 def _score_against_controls(wells: _Wells, queries: np.ndarray) -> QueryScores:
-    """Rank wells of the same perturbation in other environments against controls in those environments."""
+    """Score each query well: wells of its perturbation in other environments should rank before controls.
+
+    Negatives are the controls in those other environments that hold the query's perturbation.
+    """
     controls = np.flatnonzero(wells.is_control)
     beside = wells.in_environments_of_label(wells.y, np.arange(len(wells.unit)), controls)
     return score_queries(
@@ -536,10 +565,10 @@ def _score_against_controls(wells: _Wells, queries: np.ndarray) -> QueryScores:
 
 
 def _score_control_positions(wells: _Wells, position: _Labels, scored: np.ndarray) -> QueryScores:
-    """Rank controls at the same position in other environments against controls at other positions.
+    """Score each query control: controls at its plate position in other environments should rank before other controls.
 
-    Negatives lie in the other environments that hold the position. The queries are controls in the environments of the
-    ``scored`` rows.
+    Negatives are controls at other positions, in those other environments that hold a control at the query's position.
+    The queries are all controls in the environments of the ``scored`` rows.
     """
     controls = np.flatnonzero(wells.is_control)
     queries = controls[np.isin(wells.e.codes[controls], wells.e.codes[scored])]
@@ -558,27 +587,27 @@ def _score_control_positions(wells: _Wells, position: _Labels, scored: np.ndarra
 def profile_retrieval(
     x: np.ndarray, y: np.ndarray, *, apart: Sequence[np.ndarray], within: np.ndarray, is_control: np.ndarray
 ) -> pd.DataFrame:
-    """Compute how well profiles retrieve profiles with the same label among all other profiles.
+    """Compute the average precision with which profiles retrieve profiles that have the same label.
 
     Parameters
     ----------
     x
         Profiles ``(N, D)``, compared by cosine.
     y
-        Label that replicates share, ``(N,)``.
+        Label of each profile, which replicates share, for example the perturbation, ``(N,)``.
     apart
-        One or several labels, each ``(N,)``, in which replicates must differ from the query, for example the
-        environment.
+        One or several other labels, each ``(N,)``, for example the environment. A profile is a positive only if it
+        differs from the query in each of these labels.
     within
-        Label that defines groups of rows, ``(N,)``. Negatives come from groups that hold the query's label ``y``, see
-        :func:`replicate_retrieval`.
+        Group of each profile, ``(N,)``, for example its environment. Negatives come from groups that hold the query's
+        label ``y``, as in :func:`replicate_retrieval` with ``against="perturbations"``.
     is_control
-        Mask ``(N,)`` of rows that are excluded.
+        Mask ``(N,)`` of the controls, which are excluded.
 
     Returns
     -------
-    Frame with one row per label that has replicates: ``average_precision``, ``chance``, ``n_queries``, ``n_positives``
-    and ``n_negatives``.
+    Frame with one row per label that has replicates, and the columns ``average_precision``, ``chance`` (average
+    precision of a random order), ``n_queries``, ``n_positives`` and ``n_negatives``.
     """
     wells = _Wells(scale_to_unit_length(x), _Labels(y), _Labels(within), is_control)
     queries, differ = np.flatnonzero(~is_control), [_Labels(labels) for labels in apart]
@@ -590,11 +619,11 @@ def profile_retrieval(
 def _score_against_perturbations(
     wells: _Wells, queries: np.ndarray, apart: Sequence[_Labels], *, widen: bool
 ) -> QueryScores:
-    """Rank wells of the same perturbation against wells of all other perturbations.
+    """Score each query well: wells of its perturbation should rank before wells of all other perturbations.
 
-    Positives differ from the query in each of the labels ``apart``. Negatives lie in the environments of the query's
-    perturbation. With ``widen``, they come from all environments if there are fewer than
-    ``MIN_NEGATIVES_IN_ENVIRONMENTS`` (median).
+    Positives differ from the query in each of the labels ``apart``. Negatives lie in environments that hold the query's
+    perturbation. If ``widen`` is true and the median number of such negatives per query is below
+    ``MIN_NEGATIVES_IN_ENVIRONMENTS``, negatives come from all environments instead.
     """
     perturbed = np.flatnonzero(~wells.is_control)
     in_same_environments = wells.in_environments_of_label(wells.y, perturbed, perturbed)
@@ -623,7 +652,8 @@ def _score_against_perturbations(
 
 def _warn_if_controls_were_fitted(is_control: np.ndarray, fitted: np.ndarray) -> None:
     n, n_fitted = is_control.sum(), (is_control & fitted).sum()
-    # a fit on all controls and on perturbations is taken for an encoder, for which controls are one label among many
+    # no warning if the fit used all controls and also perturbations: it was probably the training of an encoder, for
+    # which the controls are one label among many
     if n_fitted and (n_fitted < n or not (fitted & ~is_control).any()):
         msg = (
             f"Negatives were used in the fit: {n_fitted} of {n} controls. A correction that was fitted on controls "

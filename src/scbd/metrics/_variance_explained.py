@@ -1,4 +1,4 @@
-"""Fraction of an embedding's variance that factors explain, for example environment, position or perturbation."""
+"""Fraction of an embedding's variance that is explained by factors such as environment, position or perturbation."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-# eigenvalues up to this value count as 0 (of products of columns that have length 1 before other factors are removed):
-# the direction is a linear combination of other factors, and what remains of it is rounding error
+# Eigenvalues up to this value count as 0. They are those of the matrix of products between the columns of the design
+# matrix, which have length 1 before the factor with the most labels is removed. A direction with such an eigenvalue is
+# a linear combination of other columns, and the eigenvalue is a rounding error.
 _EIGENVALUE_TOLERANCE = 1e-9
 
 
@@ -36,8 +37,9 @@ def variance_table(
     """Compute the fraction of an embedding's variance that each factor explains, alone and beyond all other factors.
 
     The variance is summed over the components of the embedding without scaling them, so that a component with larger
-    values counts for more. A factor of labels explains the variance of the means of its labels (analysis of variance).
-    A factor of numbers explains the variance that a polynomial of degree 2 fits.
+    values counts for more. A factor with labels, for example the environment, explains the variance of the means of its
+    labels (analysis of variance). A factor with numbers, for example row and column of a plate, explains the variance
+    that a polynomial of degree 2 fits.
 
     Parameters
     ----------
@@ -49,7 +51,8 @@ def variance_table(
     factors
         Columns of ``obs``; or a mapping from the name of a factor to its column, or to several columns. Several columns
         of numbers form one surface, for example row and column of a plate. If one of several columns holds labels, the
-        factor is the cross of all of them. Integers count as numbers: convert plates that are called 1, 2, 3 to text.
+        labels of the factor are the combinations of values of all its columns. Integers count as numbers: convert
+        plates that are called 1, 2, 3 to text.
     max_cells
         Maximum number of cells; a random subset is used if there are more. `None` uses all cells.
     seed
@@ -60,11 +63,12 @@ def variance_table(
     Tidy frame with one row per ``obsm`` key and factor, and these columns:
 
     - ``representation``, ``key`` and ``factor``: names of the embedding and of the factor
-    - ``kind``: ``"labels"`` or ``"numbers"``
-    - ``share``: fraction of the variance that the factor explains, from 0 to 1; NaN if all embeddings are equal
-    - ``chance``: expected ``share`` of the factor if it were permuted over cells
+    - ``kind``: kind of the factor, ``"labels"`` or ``"numbers"``
+    - ``share``: fraction of the variance that the factor explains, from 0 to 1; NaN if all rows of the embedding are
+      equal
+    - ``chance``: expected ``share`` of the factor if its values were permuted over cells
     - ``alone``: fraction of the variance that is lost if the factor is removed from a model of all factors. It is
-      usually smaller than ``share`` if factors are correlated. NaN if all embeddings are equal.
+      usually smaller than ``share`` if factors are correlated. NaN if all rows of the embedding are equal.
 
     Raises
     ------
@@ -84,7 +88,7 @@ def variance_table(
     >>> table.columns.to_list()
     ['representation', 'key', 'factor', 'kind', 'share', 'chance', 'alone']
     >>> z_c = table[table["representation"] == "z_c"].set_index("factor")
-    >>> bool(z_c.loc["perturbation", "alone"] < 1e-9)  # a guide belongs to one gene, and says all of it
+    >>> bool(z_c.loc["perturbation", "alone"] < 1e-9)  # the guide of a cell determines its gene
     True
     """
     compared, n = get_named_embeddings(adata, embeddings), adata.n_obs
@@ -109,12 +113,16 @@ def variance_table(
 
 
 class _Factor(NamedTuple):
-    """Factor of the linear model, with its columns of the design matrix."""
+    """Factor whose explained variance is computed, with its columns of the design matrix of a linear model."""
 
     name: str
     kind: str
     columns: sparse.csr_array
-    """Columns of the design matrix, ``(N, P)``: one indicator per label, or the centred terms of a polynomial."""
+    """Columns of the design matrix, ``(N, P)``.
+
+    A factor with labels has one indicator column per label. A factor with numbers has the centred terms of a
+    polynomial.
+    """
     n_free: int
     """Degrees of freedom: number of columns that are linearly independent of each other and of the mean."""
 
@@ -133,9 +141,9 @@ def _read_factor(adata: AnnData, name: str, columns: Sequence[str], rows: np.nda
 
 
 def _polynomial_columns(x: np.ndarray) -> np.ndarray:
-    """Return polynomial terms of degree 1 and 2 of numbers ``(N, K)``, as orthonormal columns with mean 0.
+    """Return columns that span all polynomials of degree 1 and 2 in ``K`` variables, orthonormal and with mean 0.
 
-    Linearly dependent terms are dropped.
+    ``x`` holds the values of the variables for each cell, ``(N, K)``. Linearly dependent terms are dropped.
     """
     mean, factor = mean_and_inverse_deviation(x)
     z = (x - mean) * factor
@@ -147,9 +155,10 @@ def _polynomial_columns(x: np.ndarray) -> np.ndarray:
 
 
 def _explained_fractions(x: np.ndarray, factors: list[_Factor]) -> list[tuple[float, float]]:
-    """Compute the fraction of the variance that each factor explains, and the fraction that is lost without the factor.
+    """Compute two fractions of the embedding's variance for each factor.
 
-    Both fractions are NaN if all rows are equal up to rounding.
+    The first is the fraction that the factor explains alone. The second is the fraction that is lost if the factor is
+    removed from a model of all factors. Both are NaN if all rows of the embedding are equal up to rounding.
     """
     mean = column_means(x)
     centred = x - mean
@@ -167,10 +176,11 @@ def _explained_fractions(x: np.ndarray, factors: list[_Factor]) -> list[tuple[fl
 
 
 def _explained_sum_of_squares(x: np.ndarray, factors: list[_Factor]) -> float:
-    """Compute the sum of squares of centred data ``(N, D)`` that a linear model of all factors explains.
+    """Compute the sum of squares of a centred embedding ``(N, D)`` that a linear model of all ``factors`` explains.
 
-    The factor with the most labels, which may be thousands, is removed exactly by subtracting the means of its labels.
-    Least squares is then solved for the residual columns of all other factors.
+    The factor with the most labels, which may be thousands, is removed exactly by subtracting the means of its labels
+    from the embedding and from the design matrix. Least squares is then solved for the remaining columns of all other
+    factors.
     """
     labels = [factor for factor in factors if factor.kind == "labels"]
     largest = max(labels, key=lambda factor: factor.n_free, default=None)

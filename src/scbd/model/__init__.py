@@ -1,4 +1,8 @@
-"""Models with the interface of scvi-tools: set-up, training, embedding, saving."""
+"""Public classes of ``scbd.model``: the model SCBD, and the base classes for models of other methods.
+
+The models have the interface of scvi-tools: a table of cells is set up, and a model is trained on it, embeds cells, and
+is saved.
+"""
 
 from scbd.model._auto_alpha import AutoAlpha
 from scbd.model._base import ImageModel

@@ -1,4 +1,7 @@
-"""Error messages for arguments and attributes that our models lack, mainly those of scvi-tools and of Lightning."""
+"""Error messages for arguments and attributes that the models of this package lack, with advice on replacements.
+
+Most of these arguments and attributes are those of scvi-tools and of Lightning.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# maximum number of valid arguments that an error message always lists in full
+# maximum number of valid arguments at which the error message for a wrong argument always lists all valid ones
 _MAX_LISTED_ARGUMENTS = 8
 
 _POINT = "leave it out. The embedding of a cell is one point; with a VAE it is the mean of the posterior."
@@ -35,7 +38,8 @@ _BAR = "use enable_progress_bar, or give callbacks=[lightning.pytorch.callbacks.
 _CHECKPOINTS = "use checkpoint_dir, which keeps a checkpoint with each validation, or checkpoint callbacks of your own."
 _NETWORK = "leave it out. Where the model has an argument encoder, that names a network or is a module of your own."
 
-# arguments of scvi-tools' training plans, each with advice on what to use in its place
+# arguments of scvi-tools' training plans that our training plans lack; each value is the advice, shown in an error
+# message, on what to use in place of the argument
 _PLAN = {
     **dict.fromkeys(("n_epochs_kl_warmup", "n_steps_kl_warmup"), _WARM_UP),
     **dict.fromkeys(("reduce_lr_on_plateau", "lr_factor", "lr_patience", "lr_threshold", "lr_min"), _RATE),
@@ -43,7 +47,8 @@ _PLAN = {
     "lr_scheduler_metric": _RATE,
     "compile": "call model.module.content.compile() before training.",
 }
-# arguments of scvi-tools' train method and of Lightning's trainer, each with advice on what to use in its place
+# arguments that our train method lacks, mainly of scvi-tools' train method and of Lightning's trainer; each value is
+# the advice, shown in an error message, on what to use in place of the argument
 _TRAIN = {
     **_PLAN,
     **{
@@ -70,14 +75,15 @@ _TRAIN = {
     "log_save_dir": "give logger=lightning.pytorch.loggers.CSVLogger(…).",
     "use_gpu": "use accelerator and devices.",
     **dict.fromkeys(("enable_checkpointing", "checkpointing_monitor"), _CHECKPOINTS),
-    # Lightning counts a whole run as one epoch, so limits per epoch would apply to the run
+    # our training runs are a single epoch for Lightning, so that its limits per epoch would limit the whole run
     "limit_train_batches": "use max_steps.",
     "overfit_batches": "use split, a scbd.data.Split with the few cells to train on.",
     "min_epochs": "use min_steps.",
     "use_distributed_sampler": "leave it out. Each batch is divided among the devices.",
     "barebones": "leave it out. It turns off validation and history; scbd benchmark measures the speed.",
 }
-# for each of our methods: arguments of scvi-tools and Lightning, each with advice on what to use in its place
+# for each method of our models, by name: arguments of scvi-tools and Lightning that the method lacks, each with the
+# advice, shown in an error message, on what to use in place of the argument
 REPLACEMENTS: dict[str, dict[str, str]] = {
     "setup_anndata": {
         "labels_key": "use y_key, the column of obs with what was done to each cell.",
@@ -127,26 +133,27 @@ def check_argument_names(
     *,
     others: Iterable[str] = (),
 ) -> None:
-    """Check that arguments exist.
+    """Check that a function or class accepts arguments of the given names.
 
     Parameters
     ----------
     given
         Names of the arguments to check.
     known
-        Names of the existing arguments.
+        Names of the arguments that the function or class accepts.
     where
-        Public name of the function or class that takes the arguments, for the error message.
+        Public name of the function or class, for the error message.
     instead
-        Advice for names that do not exist: what to use in place of each.
+        Advice for the error message, by name of an argument that is not accepted: what to use in its place.
     others
-        Names of further existing arguments, which the error message does not list.
+        Names of further accepted arguments, which the error message does not list.
 
     Raises
     ------
     TypeError
-        If a name does not exist. The message gives the advice for this name, suggests the most similar existing name,
-        or lists all existing names.
+        If an argument is not accepted. The message gives the advice for this argument, or suggests the accepted name
+        that is most similar. It also lists all accepted names if these are at most eight, or if there is neither
+        advice nor a similar name.
     """
     known, others, instead = list(known), list(others), instead or {}
     unknown = [name for name in given if name not in known and name not in others]
@@ -164,14 +171,16 @@ def check_argument_names(
 
 
 def explain_arguments(*others: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that makes a method raise the error of :func:`check_argument_names` for wrong arguments.
+    """Return a decorator for a model's method that explains wrong arguments in the error message.
 
-    Python's own error would name the private class that defines the method, and would not suggest a remedy.
+    The decorated method raises the error of :func:`check_argument_names`, which names the public class of the model and
+    suggests what to use instead. Python's own error would name the private class that defines the method, and would not
+    suggest a remedy.
 
     Parameters
     ----------
     *others
-        Names of arguments that the method accepts in its ``**kwargs`` and passes on.
+        Names of arguments that the method accepts in its ``**kwargs`` and passes on to another function.
     """
 
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
@@ -202,16 +211,16 @@ def explain_arguments(*others: str) -> Callable[[Callable[P, R]], Callable[P, R]
 
 
 def keyword_names(function: Callable[..., Any]) -> list[str]:
-    """Return the names of a method's keyword arguments, excluding its first argument and ``**kwargs``."""
+    """Return the names of the arguments that a method accepts by name, except ``self`` or ``cls``, and ``**kwargs``."""
     _, *parameters = inspect.signature(function).parameters.values()
     return [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
 
 
 def constructor_names(cls: type) -> list[str]:
-    """Return the sorted names of a constructor's keyword arguments.
+    """Return the sorted names of the keyword arguments that the constructor of a class accepts.
 
-    If the constructor takes ``**kwargs``, the arguments of the next constructor in the method resolution order are
-    included, and so on up to a constructor without ``**kwargs``.
+    A constructor with ``**kwargs`` forwards further arguments to the next constructor in the method resolution order.
+    The arguments of the next constructor are then included, and so on up to a constructor without ``**kwargs``.
     """
     names: list[str] = []
     for base in cls.__mro__:
@@ -224,7 +233,10 @@ def constructor_names(cls: type) -> list[str]:
 
 
 class UnavailableAttribute:
-    """Attribute that a model lacks: reading it raises an ``AttributeError`` that explains what to use in its place."""
+    """Placeholder for an attribute that a model lacks, for example an attribute of scvi-tools' models.
+
+    Reading the attribute raises an ``AttributeError`` that explains what to use in its place.
+    """
 
     def __init__(self, remedy: str) -> None:
         self._remedy = remedy

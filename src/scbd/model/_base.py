@@ -1,4 +1,7 @@
-"""Base class of all models: saving, loading and printing, as in scvi-tools. Its mixins add the other methods."""
+"""Base class of all models, which saves, loads and prints a model as in scvi-tools.
+
+The other methods of models, such as training and embedding, are inherited from mixin classes in other files.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +34,18 @@ if TYPE_CHECKING:
 
 
 def _row_number_property(name: str, what: str) -> Any:
-    """Return a property that holds row numbers of the table that the model was trained on.
+    """Return a property of a model that holds the training, validation or test cells as row numbers of a table.
 
-    Reading the property warns if another table is attached now, because the row numbers do not apply to that table.
+    The row numbers refer to the table that the model was trained on. Reading the property warns if a different table is
+    attached to the model now, because the row numbers do not apply to the attached table.
 
     Parameters
     ----------
     name
         Name of the property. The row numbers are stored under the same name with a trailing underscore.
     what
-        Clause for the documentation of the property that states which cells it holds.
+        Clause for the documentation of the property that states which cells the property holds, for example
+        ``"that were trained on"``.
     """
 
     def get(model: ImageModel) -> np.ndarray:
@@ -60,14 +65,17 @@ def _row_number_property(name: str, what: str) -> Any:
 
 
 class ImageModel(TrainMixin):
-    """Base of all models that learn from an image or features, a perturbation ``y`` and an environment ``e``.
+    """Base class of all models, which learn embeddings of cells from images or features of the cells.
 
-    A subclass sets ``self.module``, an :class:`EmbeddingModule`, and ``self.init_params_`` in its constructor. The
-    docstring at the top of ``scbd/model/_interfaces.py`` lists what a subclass may define in addition.
+    For training, each cell has a perturbation ``y`` and an environment ``e``.
+
+    The constructor of a subclass sets ``self.module``, an :class:`EmbeddingModule` (the network with its objective),
+    and ``self.init_params_``, the arguments of the constructor. The docstring at the top of
+    ``scbd/model/_interfaces.py`` lists further attributes and methods that a subclass may define.
 
     Examples
     --------
-    >>> class BlindModule(scbd.model.EmbeddingModule):  # learns nothing, and embeds by untrained weights
+    >>> class BlindModule(scbd.model.EmbeddingModule):  # its loss is always 0, so that the encoder learns nothing
     ...     def __init__(self, preprocess, encoder):
     ...         super().__init__(preprocess)
     ...         self.content = scbd.nn.Encoder(encoder, self.preprocess.output_shape)
@@ -86,7 +94,8 @@ class ImageModel(TrainMixin):
     (240, 256)
     """
 
-    # version of the format of saved models, increased whenever an older scbd could not read a new file
+    # version number of the file format of saved models; it is increased whenever an older version of scbd could not
+    # read a new file
     _FORMAT: ClassVar[int] = 1
     init_params_: dict[str, Any] = UnavailableAttribute(  # type: ignore[assignment]
         "set it in the constructor, after super().__init__(adata, registry): self.init_params_ = "
@@ -101,7 +110,7 @@ class ImageModel(TrainMixin):
     validation_indices = _row_number_property("validation_indices", "that were validated on")
     test_indices = _row_number_property("test_indices", "that were neither trained nor validated on")
 
-    # attributes of scvi-tools' models that our models lack, each with its replacement
+    # attributes and methods of scvi-tools' models that our models lack, each with advice on what to use in its place
     load_query_data = UnavailableAttribute(
         "get_latent_representation(new) embeds new cells, standardised as in training, and no weight changes. To learn "
         "from new cells, train on them and the old ones together."
@@ -122,16 +131,17 @@ class ImageModel(TrainMixin):
     view_registry = UnavailableAttribute("use view_anndata_setup, or model.registry.")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copies and pickles: all attributes except the trainer of the last run.
+        """Return the attributes of the model that are copied or pickled: all except the trainer of the last run.
 
-        :meth:`save` does not save the trainer either.
+        The trainer is Lightning's object for a training run. :meth:`save` does not save it either.
         """
         return {name: value for name, value in vars(self).items() if name != "trainer"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy as an independent model with a new id.
+        """Restore a copied or unpickled model as an independent model with a new id.
 
-        In each process, scvi-tools registers the data manager of a model under the id of the model.
+        In each process, scvi-tools registers the data manager of a model, which describes the model's table, under the
+        id of the model. The data manager is therefore registered again, under the new id.
         """
         self.__dict__.update(state)
         self.id = str(uuid4())
@@ -142,7 +152,7 @@ class ImageModel(TrainMixin):
     def save(self, dir_path: str, prefix: str | None = None, overwrite: bool = False, **kwargs: Any) -> None:
         """Save the model to a directory.
 
-        Existing files are replaced only after all new files have been written.
+        Existing files in the directory are replaced only after all new files have been written.
 
         Parameters
         ----------
@@ -151,7 +161,7 @@ class ImageModel(TrainMixin):
         prefix
             Text put before the names of the files.
         overwrite
-            Whether the directory may exist.
+            Whether ``dir_path`` may be an existing directory.
         **kwargs
             Further arguments of :meth:`scvi.model.base.BaseModelClass.save`, for example ``save_anndata=True``.
 
@@ -160,7 +170,9 @@ class ImageModel(TrainMixin):
         FileExistsError
             If the directory exists and ``overwrite`` is false.
         """
-        _ = self.init_params_  # raises if they are missing, since a model saved without them could not be loaded
+        # reading init_params_ raises an error if a subclass has not set it: a model that is saved without the arguments
+        # of its constructor could not be loaded
+        _ = self.init_params_
         target = local_path(dir_path)
         if target.exists() and not (overwrite and target.is_dir()):
             what = "already exists: choose another directory, or pass overwrite=True."
@@ -174,14 +186,19 @@ class ImageModel(TrainMixin):
             target.mkdir(exist_ok=True)
             for path in partial.iterdir():
                 os.replace(path, target / path.name)
-            if not kwargs.get("save_anndata"):  # a file of cells left by an earlier model does not belong to this one
+            # a file of cells that an earlier model saved in this directory does not belong to the new model
+            if not kwargs.get("save_anndata"):
                 (target / f"{prefix or ''}{SAVE_KEYS.ADATA_FNAME}").unlink(missing_ok=True)
         finally:
             shutil.rmtree(partial)
 
     def _get_user_attributes(self) -> list[tuple[str, Any]]:
-        """Return the attributes to save, as plain values that need no pickling (scvi-tools calls this method)."""
-        with warnings.catch_warnings():  # train_indices warns if other cells are attached; it is saved unmodified
+        """Return the attributes of the model to save, as pairs of name and value; scvi-tools calls this method.
+
+        Values are converted so that they can be saved without pickling, see :func:`to_plain_values`.
+        """
+        # reading train_indices warns if the attached table is not the training table; its value is saved nevertheless
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             attributes = super()._get_user_attributes()
         return [(key, to_plain_values(value) if key.endswith("_") else value) for key, value in attributes]
@@ -199,21 +216,21 @@ class ImageModel(TrainMixin):
         allow_pickle: bool = False,
         **kwargs: Any,
     ) -> Self:
-        """Load a saved model.
+        """Load a saved model from its directory.
 
         Parameters
         ----------
         dir_path
             Directory written by :meth:`save`.
         adata
-            Cells to attach. They need images but no labels. `None` attaches the cells saved with the model, if there
-            are any; ``False`` attaches no cells. The integer codes of labels remain those of the cells that the model
-            was set up with.
+            Table of cells to attach to the model. The cells need images (or features) but no labels. `None` attaches
+            the cells saved with the model, if there are any; ``False`` attaches no cells. Each label keeps the integer
+            code that it had in the table that the model was set up with.
         accelerator, device, prefix
             See :meth:`scvi.model.base.BaseModelClass.load`.
         allow_pickle
             Whether to load a file that holds Python objects, for example an encoder that you wrote. Such a file can run
-            any code when it is loaded, so use this only for a file whose origin you trust.
+            any code when it is loaded, so use ``allow_pickle=True`` only for a file whose origin you trust.
         **kwargs
             Further arguments of :meth:`scvi.model.base.BaseModelClass.load`.
 
@@ -226,9 +243,10 @@ class ImageModel(TrainMixin):
         FileNotFoundError
             If the directory holds no saved model.
         ValueError
-            If the file is truncated, is not a saved scbd model, holds a model of another class, was written by a newer
-            scbd, or holds Python objects without ``allow_pickle=True``; or if the images of ``adata`` are not of the
-            kind that the model was trained on.
+            If the file of the model is truncated, is not a saved scbd model, holds a model of another class, was
+            written by a newer version of scbd, or holds Python objects without ``allow_pickle=True``. The error is also
+            raised if the images of ``adata`` differ from the training images in data type, number of channels, or size
+            (aspect ratio if the model resizes images).
         """
         saved = {
             name: local_path(dir_path) / f"{prefix or ''}{name}"
@@ -237,12 +255,13 @@ class ImageModel(TrainMixin):
         check_saved_model(saved[SAVE_KEYS.MODEL_FNAME], cls.__name__, cls._FORMAT, allow_pickle=allow_pickle)
         if adata is None and not saved[SAVE_KEYS.ADATA_FNAME].exists():
             adata = False
-        # scvi-tools would log that a local file has already been downloaded
+        # without this, scvi-tools would log that the local file of the model has already been downloaded
         note = logging.getLogger("scvi.data._download")
         level = note.level
         note.setLevel(logging.WARNING)
         try:
-            with warnings.catch_warnings():  # names of channels are compared when the inputs are checked
+            # scvi-tools' warning about var_names is not needed: the check of the inputs compares the names of channels
+            with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "`var_names` for the loaded `model` does not match", UserWarning)
                 model: Self = super().load(dir_path, adata, accelerator, device, prefix, **kwargs)
         finally:
@@ -255,8 +274,8 @@ class ImageModel(TrainMixin):
         return model
 
     def __repr__(self) -> str:
-        """Return a description of the data, the network, the training and the next step, one line each."""
-        # a callback of scvi-tools may mark a model as trained; then it has no training settings
+        """Return a text of several lines on the data, the network, the training and the call to make next."""
+        # a model that a callback of scvi-tools has marked as trained during a run has no training settings yet
         settings = getattr(self, "training_settings_", {}) if self.is_trained_ else {}
         lines = []
         if settings:
@@ -274,12 +293,12 @@ class ImageModel(TrainMixin):
         return self._description(lines)
 
     def _description(self, more: list[tuple[str, str]]) -> str:
-        """Return a description of the data and the network, followed by further lines of name and text."""
+        """Return the text of ``print(model)``: lines on the data and the network, and the lines given as ``more``."""
         lines = [*self._describe_inputs(), *self._summary_lines(), *more]
         return "\n".join([f"{type(self).__name__}: {self._cells()}", *(f"  {name:<9} {text}" for name, text in lines)])
 
     def _cells(self) -> str:
-        """Return the number of cells, perturbations and environments, and the names of their columns, as text."""
+        """Return a text with the numbers of cells, perturbations and environments, and the names of their columns."""
         cells = "no data attached" if self.adata is None else format_count(self.adata.n_obs, "cell")
         cells += " (minified)" * (self.minified_data_type is not None)
         for name, key in (("perturbations", Y_REGISTRY), ("environments", E_REGISTRY)):
@@ -295,7 +314,7 @@ class ImageModel(TrainMixin):
         return cells
 
     def _describe_inputs(self) -> list[tuple[str, str]]:
-        """Return lines (name, text) that describe the inputs and how they are prepared."""
+        """Return the lines of ``print(model)`` on the inputs and their preparation, as pairs of name and text."""
         preprocess, known = self.module.preprocess, self._registered_inputs
         if "features" in known:
             n = len(known["features"])
@@ -313,12 +332,16 @@ class ImageModel(TrainMixin):
         ]
 
     def _within(self) -> str:
-        """Return a clause that states by which cells inputs are standardised per environment; empty if they are not."""
+        """Return a clause for ``print(model)`` on the standardisation of inputs per environment.
+
+        The clause names the cells from which mean and deviation of an environment are estimated, for example its
+        controls. It is empty if inputs are not standardised per environment.
+        """
         by = [f"{name} by its {kind}" for name, kind in self._standardized_by.items()]
         return f", standardised within each {' and '.join(by)}" * bool(by)
 
     def _summary_lines(self) -> list[tuple[str, str]]:
-        """Return lines (name, text) that describe the network and the settings of the model."""
+        """Return the lines of ``print(model)`` on the network and the settings, as pairs of name and text."""
         settings = dict(self.init_params_["non_kwargs"])
         network = encoder_name(self._encoder(settings.pop("encoder", "convolutions")))
         lines = [("network", f"{network}, {describe_n_parameters(self.module)}")]
@@ -327,15 +350,18 @@ class ImageModel(TrainMixin):
         return lines
 
     def _result_lines(self) -> list[tuple[str, str]]:
-        """Return lines (name, text) that describe the result of training; subclasses override this."""
+        """Return the lines of ``print(model)`` on the result of training, as pairs of name and text.
+
+        A subclass overrides this method; by default, there are no such lines.
+        """
         return []
 
 
 def describe_n_parameters(module: nn.Module) -> str:
-    """Return the number of parameters of a module, as text."""
+    """Return a text with the number of parameters of a network, for example ``"1,234 parameters"``."""
     return f"{sum(p.numel() for p in module.parameters()):,} parameters"
 
 
 def encoder_name(encoder: str | nn.Module) -> str:
-    """Return the name of an encoder, or the name of its class if it is a module."""
+    """Return the name of an encoder: the given name, or the name of the class if the encoder is a torch module."""
     return encoder if isinstance(encoder, str) else type(encoder).__name__

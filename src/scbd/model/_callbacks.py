@@ -1,4 +1,4 @@
-"""Lightning callbacks of training: history, divergence, best weights and checkpoints."""
+"""Lightning callbacks that record the history of a training run, detect divergence and save weights and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 
     from scbd.model._plan import TrainingPlan
 
-# prefixes of the metrics that validation logs; training steps log all other metrics
+# prefixes of the names of metrics that are logged during validation; metrics with other names are logged in training
+# steps
 VALIDATION_PREFIXES = ("validation_", "z_c_")
 
 
 class TrainingDiverged(RuntimeError):
     """Error that training raises when the loss or a weight becomes NaN or infinite.
 
-    The model keeps the weights of the last validation with a finite loss. Without validation, it keeps weights that
-    were saved at a regular interval while the training loss was finite. If there are no such weights, it keeps the
-    weights from before the run. ``model.history`` holds the losses.
+    After the error, the model has the weights of the last validation with a finite loss. In a run without validation,
+    it has the last weights that were copied at a regular interval while the training loss was finite. If the run had no
+    such weights yet, the model has the weights from before the run. ``model.history`` holds the losses up to the error.
 
     Examples
     --------
@@ -37,17 +38,17 @@ class TrainingDiverged(RuntimeError):
     >>> model = scbd.SCBDModel(adata, encoder="small")
     >>> try:
     ...     model.train(max_steps=2000, lr=0.01)
-    ... except scbd.model.TrainingDiverged:  # from the weights that were good
+    ... except scbd.model.TrainingDiverged:  # continue from the last good weights, with a lower learning rate
     ...     model.train(max_steps=2000, lr=0.001)
     """
 
 
 class History(Checkpoint):
-    """Callback that records every logged metric by step.
+    """Callback that records the value of every logged metric at each training step and validation.
 
-    The history is saved in each checkpoint. The history of a resumed run therefore continues at the checkpoint's step.
-    The class derives from ``Checkpoint`` because Lightning runs checkpoint callbacks last, and so after all callbacks
-    that log.
+    The history is saved in each checkpoint. A run that is resumed from a checkpoint therefore continues its history at
+    the step of this checkpoint. The class derives from ``Checkpoint`` because Lightning runs checkpoint callbacks last,
+    so that the metrics that other callbacks log in the same step are recorded, too.
     """
 
     def __init__(self) -> None:
@@ -56,32 +57,34 @@ class History(Checkpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, plan: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Record the metrics of a training step, every ``log_every_n_steps`` steps."""
+        """Record the training metrics after every ``log_every_n_steps``-th optimiser step."""
         step_ends = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if step_ends and trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self._keep(trainer, validation=False)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Record the metrics of a validation."""
+        """Record the validation metrics after each validation."""
         self._keep(trainer, validation=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the recorded metrics by step."""
+        """Return the recorded metrics of all steps, which Lightning saves in each checkpoint."""
         return {"rows": self._rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the recorded metrics."""
+        """Restore the recorded metrics from a checkpoint."""
         self._rows = state_dict["rows"]
 
     def frames(self, offset: int = 0, prefix: str = "") -> dict[str, pd.DataFrame]:
-        """Return one data frame per metric, indexed by step, as ``history_`` holds them in scvi-tools.
+        """Return the recorded values as one data frame per metric, in the format of ``history_`` in scvi-tools.
+
+        Each data frame has the training step as index, and a single column with the values of the metric.
 
         Parameters
         ----------
         offset
-            Number added to each step: the steps of earlier runs.
+            Number of steps of earlier runs, which is added to each step of this run.
         prefix
-            Text put before the name of each metric.
+            Text that is put in front of the name of each metric.
         """
         rows, frames = sorted(self._rows.items()), {}
         for name in dict.fromkeys(name for _, row in rows for name in row):
@@ -97,50 +100,62 @@ class History(Checkpoint):
 
 
 class Divergence(Checkpoint):
-    """Callback that stops training when the loss is not finite, and keeps a copy of the last good weights.
+    """Callback that stops training when the loss is NaN or infinite, and keeps a copy of the last good weights.
 
-    Weights are good if their validation loss is finite. Without validation, weights are good if their training loss is
-    finite. The weights just before a non-finite loss are not used, because they may already have diverged.
+    In a run with validation, weights are good if their validation loss is finite. In a run without validation, weights
+    are good if their training loss is finite. Weights are copied only at validations, or every ``every`` steps. The
+    weights of the step just before a non-finite loss are not used, because they may already have diverged.
 
     Parameters
     ----------
     every
-        Number of steps between copies of the weights in a run without validation.
+        Number of training steps between two copies of the weights in a run without validation.
     """
 
     def __init__(self, every: int) -> None:
         self._every = every
-        # number of consecutive non-finite losses; stays on the device, because reading it waits for the device
+        # number of consecutive training losses that were NaN or infinite, kept as a tensor on the device: reading the
+        # number in every step would make the CPU wait for a GPU
         self._n_non_finite = torch.zeros((), dtype=torch.int64)
         self.weights: dict[str, Tensor] = {}
         self.step = 0
-        """Step at which ``weights`` were copied."""
+        """Training step at which the copy of the last good weights, ``weights``, was made."""
 
     def on_train_start(self, trainer: L.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
-        """Copy the weights that the run starts from."""
+        """Copy the initial weights of the run, which are the last good weights until a later copy replaces them."""
         self._n_non_finite = self._n_non_finite.to(plan.device)
         self._keep(trainer, plan)
 
     def on_before_backward(self, trainer: L.Trainer, plan: TrainingPlan, loss: Tensor) -> None:  # type: ignore[override]
-        """Count consecutive non-finite losses; without validation, copy weights whose loss is finite."""
+        """Count consecutive losses that are NaN or infinite.
+
+        In a run without validation, also copy the weights every ``every`` steps, if their training loss is finite.
+        """
         self._n_non_finite = torch.where(loss.isfinite(), torch.zeros_like(self._n_non_finite), self._n_non_finite + 1)
         if trainer.global_step % self._every == 0 and not any(trainer.num_val_batches) and not int(self._n_non_finite):
             self._keep(trainer, plan)
 
     def on_train_batch_end(self, trainer: L.Trainer, plan: TrainingPlan, *args: Any) -> None:  # type: ignore[override]
-        """Stop all processes if one has more consecutive non-finite losses than ``plan.tolerated_losses``."""
+        """Stop training if too many consecutive training losses were NaN or infinite.
+
+        The limit is ``tolerated_losses`` of the training plan. In distributed training, all processes stop if one of
+        them exceeds the limit.
+        """
         if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             bad = int(trainer.strategy.reduce(self._n_non_finite, reduce_op="max"))
             self._check(bad <= plan.tolerated_losses, "training loss", trainer)
 
     def on_validation_end(self, trainer: L.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
-        """Copy the weights if the validation loss is finite; otherwise stop."""
+        """Copy the weights if their validation loss is finite; otherwise raise :class:`TrainingDiverged`."""
         loss = trainer.callback_metrics.get("validation_loss", torch.zeros(()))
         self._check(bool(loss.isfinite()), "validation loss", trainer)
         self._keep(trainer, plan)
 
     def on_train_end(self, trainer: L.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
-        """Check that the weights after the last step are finite, since no loss has been computed with them."""
+        """Raise :class:`TrainingDiverged` if the final weights are not finite.
+
+        The weights after the last step need a check of their own, because no loss has been computed with them.
+        """
         finite = [value.isfinite().all() for value in plan.state_dict().values()]
         self._check(bool(torch.stack(finite).all()), "weights", trainer)
 
@@ -151,7 +166,7 @@ class Divergence(Checkpoint):
     def _check(self, good: bool, what: str, trainer: L.Trainer) -> None:
         if not good:
             group = trainer.optimizers[0].param_groups[0]
-            lr = group.get("initial_lr", group["lr"])  # the learning rate before its decay
+            lr = group.get("initial_lr", group["lr"])  # initial learning rate, before the schedule lowers it
             msg = (
                 f"NaN or infinity in the {what} by step {trainer.global_step:,} (lr {lr:g}, precision "
                 f"{trainer.precision}): lower lr, set gradient_clip_val=1.0, or look for extreme values of the inputs. "
@@ -161,20 +176,24 @@ class Divergence(Checkpoint):
 
 
 class EarlyStopping(callbacks.EarlyStopping):
-    """Lightning's early stopping on the validation loss, which also ends a resumed run that had stopped before."""
+    """Early stopping on the validation loss.
+
+    Lightning's own callback would continue a run that is resumed after it had already stopped early. This callback ends
+    such a run at once.
+    """
 
     def __init__(self, patience: int) -> None:
         super().__init__("validation_loss", patience=patience, check_on_train_epoch_end=False)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stop at once if the resumed run has already used up its patience."""
+        """Stop at once if the run is resumed from a checkpoint at which early stopping had already ended it."""
         trainer.should_stop = self.wait_count >= self.patience
 
 
 class BestWeights(ModelCheckpoint):
-    """Callback that saves the weights of the lowest validation loss as ``best.ckpt``.
+    """Callback that saves the weights with the lowest validation loss as ``best.ckpt``.
 
-    Validations during the plan's preliminary steps do not count.
+    Validations during the preliminary steps of the training plan (for example pre-training) do not count.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -188,16 +207,20 @@ class BestWeights(ModelCheckpoint):
         )
 
     def on_validation_end(self, trainer: L.Trainer, plan: TrainingPlan) -> None:  # type: ignore[override]
-        """Save the weights if they are the best so far, unless the preliminary steps of the plan are still running.
+        """Save the weights if their validation loss is the lowest so far.
 
-        A penalty that starts after the preliminary steps raises the loss. The best weights would otherwise always be
-        weights that were trained without the penalty.
+        Weights are not saved during the preliminary steps of the training plan. A penalty that starts after these steps
+        raises the loss, so that the lowest loss would always be that of weights trained without the penalty.
         """
         if plan.first_step + trainer.global_step > plan.preliminary_steps:
             super().on_validation_end(trainer, plan)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the path and loss of the best weights, in the current folder in case the folder was moved."""
+        """Restore the path and the validation loss of the best weights when a run is resumed.
+
+        The path is set to ``best.ckpt`` in the current checkpoint folder, because the folder may have been moved since
+        the file was written.
+        """
         path, score = os.path.join(str(self.dirpath), "best.ckpt"), state_dict["best_model_score"]
         if score is not None and os.path.isfile(path):
             self.best_model_path = self.kth_best_model_path = path
@@ -205,18 +228,18 @@ class BestWeights(ModelCheckpoint):
             self.best_k_models = {path: score}
 
     def restore(self, plan: L.LightningModule) -> None:
-        """Load the best weights into the plan, if any were saved."""
+        """Load the weights of the lowest validation loss into the training plan, if such weights were saved."""
         if self.best_model_path:
             saved = torch.load(self.best_model_path, map_location=plan.device, weights_only=True)
             plan.load_state_dict(saved["state_dict"])
 
 
 class LastState(ModelCheckpoint):
-    """Callback that saves ``last.ckpt``, from which a run can be resumed.
+    """Callback that saves the checkpoint ``last.ckpt``, from which an interrupted run can be resumed.
 
-    The file is written at each validation. In a run without validation, the file is written every ``every`` steps.
-    Lightning's ``save_on_exception`` is not used, because it would replace the file with a state from within a step, or
-    with weights that have diverged.
+    The file is written at each validation. In a run without validation, it is written every ``every`` steps. Lightning
+    can also save a checkpoint when an exception ends the run (``save_on_exception``). This option is not used, because
+    the file would then hold the state of an incomplete step, or weights that have diverged.
     """
 
     def __init__(self, folder: Path | None, every: int, *, validates: bool) -> None:
@@ -231,21 +254,26 @@ class LastState(ModelCheckpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, plan: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save only after the last batch of a step, because a checkpoint does not hold accumulated gradients."""
+        """Save a checkpoint at the end of an optimiser step, but not between the batches of one step.
+
+        If a step accumulates the gradients of several batches, a checkpoint between these batches would lose the
+        gradients, because checkpoints do not contain them.
+        """
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             super().on_train_batch_end(trainer, plan, outputs, batch, batch_idx)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Checkpoint writer that never leaves a partial checkpoint.
+    """Checkpoint writer that never leaves a partially written checkpoint, even if the process is killed.
 
-    A checkpoint is written to a temporary file in the same folder, which is then renamed. Lightning's own writer uses
-    the system's folder for temporary files. If that folder is on another file system, Lightning copies the new file
-    over the only good checkpoint, and a process that is killed during the copy leaves a partial file.
+    A checkpoint is first written to a temporary file in the folder of the checkpoints, and this file is then renamed.
+    Lightning's own writer creates its temporary file in the temporary folder of the system. If that folder is on
+    another file system, the new file is copied over the only good checkpoint, and a process that is killed during the
+    copy leaves a partial file.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write a checkpoint to a local path; remote addresses are left to Lightning."""
+        """Write a checkpoint to a local path. For a remote address (``"s3://…"``), Lightning's own writer is used."""
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return

@@ -1,4 +1,4 @@
-"""Checkpoints that an interrupted training continues from."""
+"""Functions that find the checkpoint of an interrupted training run and check that a new run may continue from it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ if TYPE_CHECKING:
 
 
 class ResumableCheckpoint(NamedTuple):
-    """Checkpoint from which a run is resumed."""
+    """Checkpoint file from which an interrupted training run is resumed."""
 
     path: Path
     step: int
-    """Number of steps from the beginning of the run to the checkpoint."""
+    """Number of training steps that the interrupted run had made when the checkpoint was written."""
     settings: dict[str, Any]
-    """Settings that the resumed run must share with the interrupted run."""
+    """Settings of the interrupted run that must be equal in the resumed run, by name."""
 
 
 def find_checkpoint(folder: Path | None, *, resume: bool) -> ResumableCheckpoint | None:
-    """Find and verify the checkpoint to resume from; return `None` if the folder holds none.
+    """Find the checkpoint ``last.ckpt`` in a folder, and read its step and settings.
+
+    Returns
+    -------
+    The checkpoint to resume from; `None` if there is no folder, or no checkpoint in the folder.
 
     Raises
     ------
@@ -43,7 +47,20 @@ def find_checkpoint(folder: Path | None, *, resume: bool) -> ResumableCheckpoint
 
 
 def check_checkpoint_matches(state: ResumableCheckpoint, settings: dict[str, Any], max_steps: int) -> None:
-    """Raise ``ValueError`` if a checkpoint has other cells or settings than the run, or is beyond its last step."""
+    """Raise ``ValueError`` if a run cannot be resumed from a checkpoint.
+
+    This is the case if the interrupted run had other cells, labels or settings than the new run, or if the step of the
+    checkpoint is beyond the last step of the new run.
+
+    Parameters
+    ----------
+    state
+        Checkpoint of the interrupted run.
+    settings
+        Settings of the new run.
+    max_steps
+        Number of steps of the new run.
+    """
     changed = [
         f"other {name}" if name in ("images", "labels", "split", "order of labels") else f"{name}: {before!r} → {now!r}"
         for name in settings | state.settings

@@ -1,4 +1,8 @@
-"""Training of the additive decoder, after the encoders or jointly with them, and pictures decoded from embeddings."""
+"""Decoder that maps the embeddings z_c and z_s to pictures, trained after the encoders or jointly with them.
+
+The decoder is additive: z_c and z_s each add a separate contribution to the picture. The file also holds
+:meth:`DecodeMixin.traverse`, which decodes pictures while z_c moves from one perturbation to another.
+"""
 
 from __future__ import annotations
 
@@ -30,32 +34,34 @@ if TYPE_CHECKING:
     from scbd.nn._decoders import AdditiveDecoder, Likelihood
     from scbd.nn._environment_scaling import EnvironmentScaling
 
-# prefix of the decoder's losses in the history
+# prefix of the names of the decoder's losses in model.history, for example of decoder_train_loss
 _PREFIX = "decoder_"
-# maximum number of cells from which the mean embedding of a perturbation is computed
+# maximum number of cells from which traverse computes the mean z_c of a perturbation
 _MAX_CELLS_PER_MEAN = 1000
-# maximum difference from 1 of the length of an embedding to decode, which allows for rounding
+# maximum deviation from unit length of an embedding that is decoded; it allows for rounding errors
 _UNIT_LENGTH_TOLERANCE = 0.01
-# defaults of decoder training: learning rate; batch size on frozen blocks, where cells need no partners of their label
+# default learning rate of decoder training, and its default batch size if the encoders are frozen; a batch then need
+# not hold several cells of a perturbation
 _LR, _FROZEN_BATCH_SIZE = 1e-3, 128
-# one in this many cells of a batch has its blocks exchanged for the cycle loss: enough to learn from, at a low cost
+# divisor of the number of cells in a batch: the cycle loss is computed from one quarter of the cells, which is enough
+# to learn from, at a low cost
 _EXCHANGE_EVERY = 4
 
 
 class DecoderObjective(Objective):
-    """Objective of a decoder: the negative log-likelihood of the inputs, given their embeddings.
+    """Objective that trains a decoder: the negative log-likelihood of the inputs of cells, given their embeddings.
 
     Parameters
     ----------
     module
-        Module whose embeddings are decoded.
+        Module with the encoders whose embeddings are decoded.
     decoder
         Decoder to train.
     weight
-        Weight of the reconstruction loss, which is added to the contrastive losses of the module. With `None`, the
-        module is frozen, and only the decoder is trained.
+        Weight of the negative log-likelihood in joint training, where it is added to the contrastive losses of the
+        module. With `None`, the encoders are frozen, and only the decoder is trained.
     cycle
-        Weight of :meth:`cycle_loss`. It must be 0 for a model with a single block.
+        Weight of :meth:`cycle_loss`. It must be 0 for a model with z_c only.
     """
 
     def __init__(
@@ -69,29 +75,33 @@ class DecoderObjective(Objective):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of the decoder and of the module, which a resumed run must share."""
+        """Settings of the decoder and of the module, which must be the same when an interrupted run is resumed."""
         return self.module.settings | self.own_settings
 
     @property
     def own_settings(self) -> dict[str, Any]:
-        """Settings of the decoder only."""
+        """Settings of the decoder and its losses, without the settings of the encoders."""
         decoder = {"likelihood": self.decoder.likelihood, "width": self.decoder.width}
         return decoder | {"weight": self.weight, "cycle": self.cycle}
 
     @property
     def device(self) -> torch.device:
-        """Device of the parameters."""
+        """Device that holds the parameters, such as a GPU."""
         return self.module.device
 
     @property
     def alpha_rule(self) -> AutoAlpha | None:
-        """Rule that adapts alpha of the module; `None` if the module is frozen or alpha is constant."""
+        """Rule that adapts alpha, the weight of the invariance loss, during joint training.
+
+        `None` if the encoders are frozen or alpha is constant.
+        """
         return None if self.weight is None else self.module.alpha_rule
 
     def train(self, mode: bool = True) -> DecoderObjective:
-        """Set training or evaluation mode; a frozen module stays in evaluation mode.
+        """Set training or evaluation mode; frozen encoders stay in evaluation mode.
 
-        Otherwise the running statistics of BatchNorm would change, and with them the embeddings.
+        In training mode, the running statistics of BatchNorm would change, and with them the embeddings of the frozen
+        encoders.
         """
         super().train(mode)
         if self.weight is None:
@@ -108,10 +118,11 @@ class DecoderObjective(Objective):
         ramp: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Losses:
-        """Compute the losses of a batch.
+        """Compute the losses of a batch of cells.
 
-        The loss is the negative log-likelihood, in nats per value (pixel and channel, or feature), plus the weighted
-        cycle loss. In joint training, the contrastive losses of the module are added.
+        The loss is the negative log-likelihood of the inputs, in nats per value, plus the weighted cycle loss. A value
+        is one channel of a pixel, or one feature. In joint training, the negative log-likelihood is weighted, and the
+        contrastive losses of the module are added.
 
         Parameters
         ----------
@@ -138,23 +149,28 @@ class DecoderObjective(Objective):
     def cycle_loss(
         self, z_c: Tensor, z_s: Tensor, e: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Compute the cycle loss of pictures decoded from z_c of one cell and z_s of another cell.
+        """Compute the cycle loss: pictures decoded from z_c and z_s of different cells should have these embeddings.
 
-        The pictures are embedded again. The loss is the squared distance between the new embeddings and the embeddings
-        that the pictures were decoded from, averaged over z_c and z_s; it lies between 0 and 4. Only z_c is compared if
-        z_s is clustered by pairs of y and e: such a z_s contains y, which the picture takes from another cell.
+        Each picture is decoded from z_c of one cell and z_s of another cell, and is then embedded by the encoders. The
+        loss is the squared distance between the new embeddings and the embeddings that the picture was decoded from,
+        averaged over z_c and z_s. It lies between 0 and 4.
 
-        The encoders that embed the pictures are frozen in this pass. The decoder thereby learns to draw each block's
-        part of a picture from the information of this block only.
+        If z_s is clustered by pairs of perturbation y and environment e, only z_c is compared: such a z_s contains y of
+        its own cell, whereas the picture shows y of the cell that z_c was taken from.
+
+        The weights of the encoders are frozen while they embed the pictures. The decoder thereby learns to draw the
+        contribution of z_c to a picture from the information in z_c only, and the contribution of z_s from z_s only.
 
         Parameters
         ----------
         z_c, z_s
-            Embeddings of a batch, ``(B, D)`` each.
+            Embeddings of the cells of a batch, ``(B, D)`` each.
         e
-            Codes of the environments, int64 ``(B,)``. A picture is standardised in the environment of its z_s.
+            Codes of the environments of the cells, int64 ``(B,)``. Before a picture is embedded, it is standardised in
+            the environment of the cell that z_s was taken from.
         generator
-            Random number generator that draws the pairs of cells. Without one, the pairs are the same in each call.
+            Random number generator that draws the pairs of cells from which pictures are decoded. Without one, the
+            pairs are the same in each call.
 
         Returns
         -------
@@ -177,7 +193,8 @@ class DecoderObjective(Objective):
         if environments is not None and e is not None:
             within = environments(pictures, self.module.columns(e[order[-some:].to(e.device)]))
         looking = [(self.module.content, within, z_c)]
-        if self.module.style_target == "e":  # a z_s of pairs (y, e) contains y, which these pictures take from others
+        # a z_s that is clustered by pairs of y and e contains y of its own cell, whereas the picture shows y of another
+        if self.module.style_target == "e":
             looking.append((self.module.style, pictures, z_s))
         missed = []
         for block, images, z in looking:
@@ -188,7 +205,10 @@ class DecoderObjective(Objective):
 
 @contextmanager
 def _frozen_for_context(block: nn.Module) -> Iterator[None]:
-    """Put a block into evaluation mode with frozen parameters for the context; gradients still reach its inputs."""
+    """Freeze the parameters of an encoder within a ``with`` statement, and put the encoder into evaluation mode.
+
+    Gradients still reach the inputs of the encoder.
+    """
     was = block.training, [parameter.requires_grad for parameter in block.parameters()]
     block.eval().requires_grad_(False)
     try:
@@ -200,7 +220,10 @@ def _frozen_for_context(block: nn.Module) -> Iterator[None]:
 
 
 class DecodeMixin(PictureMixin, TrainMixin):
-    """Mixin for a decoder: :meth:`train_decoder`, :meth:`traverse`, and the methods of :class:`PictureMixin`."""
+    """Mixin that gives a model a decoder, which maps embeddings to pictures.
+
+    It adds :meth:`train_decoder`, :meth:`traverse` and the methods of :class:`PictureMixin`.
+    """
 
     module: SCBDModule
     decoder_settings_: dict[str, Any]
@@ -216,17 +239,18 @@ class DecodeMixin(PictureMixin, TrainMixin):
         cycle: float | None = None,
         **training: Any,
     ) -> None:
-        """Train a decoder of the embeddings, to show as pictures what each block contains.
+        """Train a decoder, which shows as pictures the information that the embeddings z_c and z_s contain.
 
-        Each block adds a separate part to the picture (paper, appendix A), so that one block can be exchanged, see
-        :meth:`swap_blocks`. By default the encoders are frozen, as in the paper, and the embeddings do not change.
+        z_c and z_s each add a separate contribution to the picture (paper, appendix A), so that one of them can be
+        exchanged, see :meth:`swap_blocks`. By default the encoders are frozen, as in the paper, and the embeddings do
+        not change.
 
         Parameters
         ----------
         likelihood
             ``"bernoulli"`` for intensities between 0 and 1, or ``"gaussian"``, with one learned scale, for any
-            intensities. ``"auto"`` is ``"bernoulli"`` for images that ``intensity="scale"`` brings to the range from 0
-            to 1, and ``"gaussian"`` otherwise.
+            intensities. ``"auto"`` selects ``"bernoulli"`` if the model prepares images with ``intensity="scale"`` and
+            their intensities then lie between 0 and 1, and ``"gaussian"`` otherwise.
         width
             Number of channels of the decoder's layers. The paper uses 256, which takes sixteen times as many operations
             as 64.
@@ -239,12 +263,13 @@ class DecodeMixin(PictureMixin, TrainMixin):
             information on individual cells.
         cycle
             Weight of the cycle loss: pictures are decoded from z_c of one cell and z_s of another and embedded again,
-            and the new embeddings should equal these z_c and z_s. Default: 1 in joint training of a model with two
-            blocks, otherwise 0, as in the paper.
+            and the new embeddings should equal these z_c and z_s. Default: 1 in joint training of a model with z_c and
+            z_s, otherwise 0, as in the paper.
         **training
-            Arguments of :meth:`train`, such as ``max_steps``, with other defaults: ``lr`` is 0.001; on frozen encoders,
-            ``batch_size`` is 128 (fewer for fewer than 256 cells) and batches are shuffled plainly. The default split
-            is the one that the encoders were trained with.
+            Arguments of :meth:`train`, such as ``max_steps``. Some defaults differ: ``lr`` is 0.001. With frozen
+            encoders, ``batch_size`` is 128, or half the number of cells if there are fewer than 256, and batches are
+            drawn at random, without equal numbers of cells per perturbation. The default split is the one that the
+            encoders were trained with.
 
         Raises
         ------
@@ -252,14 +277,16 @@ class DecodeMixin(PictureMixin, TrainMixin):
             If the encoders are not trained and ``joint`` is false, or if a setting does not fit the data. The error is
             raised before training starts.
         scbd.model.TrainingDiverged, KeyboardInterrupt, SystemExit
-            See :meth:`train`. The partly trained decoder is kept; if the run made no step, an earlier decoder is kept.
+            If training diverges or is interrupted, see :meth:`train`. The partly trained decoder is kept; if the run
+            made no step, an earlier decoder is kept.
 
         Notes
         -----
-        On frozen encoders, ``history`` holds the loss as ``decoder_train_loss`` and ``decoder_validation_loss``. In
-        joint training, it holds the reconstruction loss as ``train_reconstruction`` and ``validation_reconstruction``,
-        next to the other losses. The cycle loss, a squared distance between 0 and 4, is ``decoder_train_cycle`` and
-        ``decoder_validation_cycle``, or in joint training ``train_cycle`` and ``validation_cycle``.
+        With frozen encoders, ``history`` holds the loss as ``decoder_train_loss`` and ``decoder_validation_loss``. In
+        joint training, ``history`` holds the reconstruction loss as ``train_reconstruction`` and
+        ``validation_reconstruction``, next to the losses of the encoders. The cycle loss, a squared distance between 0
+        and 4, is named ``decoder_train_cycle`` and ``decoder_validation_cycle``, or in joint training ``train_cycle``
+        and ``validation_cycle``.
         """
         if not joint and not self.is_trained_:
             msg = "The encoders are not trained: call train() first, or train both together with joint=True."
@@ -278,16 +305,15 @@ class DecodeMixin(PictureMixin, TrainMixin):
         settings = self._make_train_settings(**{"lr": _LR} | training)
         if not joint:
             n, p = settings.batch_size, training.get("perturbations_per_batch")
-            most = max(
-                2, min(_FROZEN_BATCH_SIZE, self.adata.n_obs // 2)
-            )  # so that a table of few wells makes two batches
+            # at most half of the rows form a batch, so that even a table of a few wells gives two batches
+            most = max(2, min(_FROZEN_BATCH_SIZE, self.adata.n_obs // 2))
             settings = replace(settings, batch_size=most if n is None else n, perturbations_per_batch=p)
         objective = DecoderObjective(self.module, decoder, weight if joint else None, cycle=cycle)
         run = self._fit(objective, settings, contrastive=joint)
         try:
             if joint:
                 self._store_run(run)
-        finally:  # the partly trained decoder of an interrupted run is kept, like the encoders
+        finally:  # an interrupted run keeps the partly trained decoder, as it keeps the partly trained encoders
             if run.moved:
                 self._remove_decoder()
                 self.module.decoder = decoder.to(self.module.device).eval()
@@ -307,14 +333,16 @@ class DecodeMixin(PictureMixin, TrainMixin):
         n_steps: int = 5,
         batch_size: int | None = None,
     ) -> np.ndarray:
-        r"""Decode pictures of cells whose z_c moves stepwise to another perturbation.
+        r"""Decode pictures of cells while z_c moves in steps from their own perturbation to another perturbation.
 
-        The pictures predict what the perturbation would do to a cell in the cell's own environment. At
-        :math:`t` from 0 to 1, z_c is replaced by :math:`z_c + t\,(\mu_{to} - \mu_{own})`, scaled to unit length. Here
-        :math:`\mu_{own}` and :math:`\mu_{to}` are the mean z_c of the cells of the cell's own perturbation and of the
-        other perturbation. A mean is computed from at most 1,000 cells, a random choice that is the same in each call.
-        The cell's z_s does not change. Before scaling, the difference between z_c and the mean z_c of its perturbation
-        does not change either.
+        The pictures predict the effect of the other perturbation on a cell in the cell's own environment. For :math:`t`
+        from 0 to 1, z_c is replaced by :math:`z_c + t\,(\mu_{to} - \mu_{own})`, scaled to unit length. Here
+        :math:`\mu_{own}` is the mean z_c of all cells with the cell's own perturbation, and :math:`\mu_{to}` is the
+        mean z_c of all cells with the other perturbation. Each mean is computed from at most 1,000 cells, a random
+        choice that is the same in each call.
+
+        The cell's z_s does not change. The difference between the cell and the mean of its perturbation is kept as
+        well: before scaling, the last z_c differs from :math:`\mu_{to}` as the first differs from :math:`\mu_{own}`.
 
         Parameters
         ----------
@@ -323,8 +351,8 @@ class DecodeMixin(PictureMixin, TrainMixin):
         to
             Perturbation to move to, a label of ``y_key``.
         adata
-            Table of cells with their perturbations, from which the means are computed as well. Default: the training
-            data.
+            Table that holds the cells of ``indices``, and all cells from which the means are computed, with their
+            perturbations. Default: the training data.
         n_steps
             Number of pictures per cell. The first is the reconstruction of the cell, the last is at :math:`t = 1`.
         batch_size
@@ -369,20 +397,22 @@ class DecodeMixin(PictureMixin, TrainMixin):
         return images.reshape(len(rows), n_steps, *images.shape[1:])
 
     def _mean_content(self, adata: AnnData, of_label: np.ndarray, batch_size: int) -> np.ndarray:
-        """Return the mean z_c ``(D,)`` of cells given by a boolean mask, from a random choice of at most 1,000 cells.
+        """Return the mean z_c ``(D,)`` of the cells of a perturbation, which are given by a boolean mask.
 
-        The random choice is the same in each call.
+        If there are more than 1,000 cells, the mean is computed from 1,000 random cells, the same in each call.
         """
         rows = np.random.default_rng(0).permutation(np.flatnonzero(of_label))[:_MAX_CELLS_PER_MEAN]
         return self._embedded("c", adata, np.sort(rows), batch_size).mean(0)
 
     def _choose_likelihood(self, asked: Likelihood | Literal["auto"]) -> Likelihood:
-        """Return the likelihood of the decoder, checked against the intensities of up to 512 random cells.
+        """Return the likelihood of the decoder: the requested one, or for ``"auto"`` one that fits the intensities.
+
+        To decide if a Bernoulli likelihood fits, the intensities of up to 512 random cells are read.
 
         Raises
         ------
         ValueError
-            If the Bernoulli likelihood is requested and intensities are not between 0 and 1.
+            If the Bernoulli likelihood is requested and the intensities are not between 0 and 1.
         """
         if asked == "gaussian" or (asked == "auto" and self.module.preprocess.intensity != "scale"):
             return "gaussian"
@@ -400,7 +430,8 @@ class DecodeMixin(PictureMixin, TrainMixin):
 
     def _check_embeddings(self, embeddings: Sequence[Tensor]) -> None:
         lengths = torch.stack([z.norm(dim=1) for z in embeddings])
-        off = ~((lengths - 1).abs() <= _UNIT_LENGTH_TOLERANCE)  # also true for NaN
+        # the comparison is negated so that the result is also true for embeddings with NaN
+        off = ~((lengths - 1).abs() <= _UNIT_LENGTH_TOLERANCE)
         if off.any():
             rows = np.flatnonzero(off.any(0).numpy())
             msg = (
@@ -411,7 +442,7 @@ class DecodeMixin(PictureMixin, TrainMixin):
 
     @contextmanager
     def _without_untrained_parts(self) -> Iterator[None]:
-        """Remove the decoder for the context of a run, so that the run does not train or save it."""
+        """Detach the decoder from the model during a training run, so that the run neither trains nor saves it."""
         decoder, settings = self.module.decoder, self.decoder_settings_
         self.module.decoder, self.decoder_settings_ = None, {}
         try:
@@ -420,7 +451,10 @@ class DecodeMixin(PictureMixin, TrainMixin):
             self.module.decoder, self.decoder_settings_ = decoder, settings
 
     def _reset_derived_attributes(self) -> None:
-        """Reset the attributes derived from the weights, and remove the decoder, which fits earlier embeddings."""
+        """Reset the attributes computed from the weights of the encoders, and remove the decoder.
+
+        The decoder was trained on embeddings of the earlier weights.
+        """
         super()._reset_derived_attributes()
         self._remove_decoder()
 

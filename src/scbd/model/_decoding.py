@@ -1,4 +1,7 @@
-"""Pictures that show what each block contains: cells decoded from their embeddings, or with a block of another cell."""
+"""Pictures decoded from embeddings: from z_c and z_s of a cell, or from z_c of one cell and z_s of another.
+
+The pictures show which information z_c and z_s contain.
+"""
 
 from __future__ import annotations
 
@@ -21,29 +24,30 @@ if TYPE_CHECKING:
 
     from scbd.data._sources import ImageSource
 
-# default numbers of cells: in a forward pass of the decoder; read at once
+# DECODE_BATCH_SIZE is the default number of cells per forward pass of the decoder; CELLS_READ_PER_BLOCK is the number
+# of cells whose inputs are read into memory at once
 DECODE_BATCH_SIZE, CELLS_READ_PER_BLOCK = 256, 512
 
 
 class PictureMixin(EmbedMixin):
-    """Mixin for pictures decoded from embeddings: :meth:`reconstruct`, :meth:`swap_blocks` and :meth:`decode`.
+    """Mixin with methods that decode embeddings to pictures: :meth:`reconstruct`, :meth:`swap_blocks`, :meth:`decode`.
 
-    The model's module has a ``decoder`` with
+    The methods use the attribute ``decoder`` of the model's module. A decoder has
 
-    - ``n_latents``, the dimension of each block;
+    - ``n_latents``, the dimensions of the embeddings that it takes: of z_c and, if the model has it, z_s;
     - ``likelihood``, ``"bernoulli"`` or ``"gaussian"``;
-    - a method ``mean`` that takes embeddings ``(B, D)`` of each block, and returns intensities (Bernoulli) or prepared
-      inputs (Gaussian).
+    - a method ``mean`` that takes these embeddings, ``(B, D)`` each. It returns intensities (Bernoulli likelihood), or
+      values on the scale of the encoders' inputs (Gaussian likelihood).
     """
 
-    # its attribute decoder is None until a decoder has been trained
+    # network of the model; the decoder of the network is None until a decoder has been trained
     module: Any
 
     @explain_arguments()
     def get_intensities(
         self, adata: AnnData | None = None, indices: Sequence[int] | np.ndarray | None = None
     ) -> np.ndarray:
-        """Return the inputs of cells in the units of :meth:`reconstruct`, to compare with reconstructions.
+        """Return the images or features of cells in the units of :meth:`reconstruct`, to compare with reconstructions.
 
         Parameters
         ----------
@@ -71,7 +75,7 @@ class PictureMixin(EmbedMixin):
         *,
         batch_size: int | None = None,
     ) -> np.ndarray:
-        """Decode cells from their embeddings.
+        """Reconstruct the images or features of cells: embed the cells, and decode their embeddings.
 
         Parameters
         ----------
@@ -84,9 +88,10 @@ class PictureMixin(EmbedMixin):
 
         Returns
         -------
-        Array, float32. For images ``(len(indices), C, H, W)``: expected intensities before standardisation, at the size
-        that the encoders take. With the default ``intensity``, these are between 0 and 1 for uint8 images, and arcsinh
-        of the counts for uint16 images. For features ``(len(indices), F)``: values in the units of the features.
+        Array, float32. For images ``(len(indices), C, H, W)``: expected intensities, on the scale before
+        standardisation, at the image size that the encoders take. With the default ``intensity`` of the model,
+        intensities are between 0 and 1 for uint8 images, and arcsinh of the counts for uint16 images. For features
+        ``(len(indices), F)``: expected values in the units of the features.
 
         Raises
         ------
@@ -107,9 +112,9 @@ class PictureMixin(EmbedMixin):
         *,
         batch_size: int | None = None,
     ) -> np.ndarray:
-        """Decode z_c of some cells with z_s of other cells.
+        """Decode pictures from z_c of some cells and z_s of other cells.
 
-        A picture shows the perturbation of one cell in the environment of another cell.
+        Each picture shows the perturbation of one cell in the environment of another cell.
 
         Parameters
         ----------
@@ -128,8 +133,8 @@ class PictureMixin(EmbedMixin):
         Raises
         ------
         ValueError
-            If no decoder has been trained, the model has a single block, ``content`` and ``style`` differ in length, or
-            a row number is out of range.
+            If no decoder has been trained, the model has no z_s, ``content`` and ``style`` differ in length, or a row
+            number is out of range.
         """
         self._require_decoder()
         if self.module.style is None:
@@ -146,15 +151,15 @@ class PictureMixin(EmbedMixin):
 
     @explain_arguments()
     def decode(self, *embeddings: np.ndarray, batch_size: int | None = None) -> np.ndarray:
-        """Decode embeddings, for example interpolations between the embeddings of two cells.
+        """Decode pictures from embeddings, for example from interpolations between the embeddings of two cells.
 
-        Embeddings of SCBD lie on the unit sphere, so scale interpolations to length 1 before decoding.
+        The embeddings of :class:`scbd.SCBDModel` have unit length, so scale interpolations to length 1 before decoding.
 
         Parameters
         ----------
         *embeddings
             z_c and z_s, ``(N, D)`` each, without centring (``get_latent_representation(center=None)``). For a model
-            with a single block, z_c only.
+            without z_s, z_c only.
         batch_size
             Number of cells per forward pass. Default: 256.
 
@@ -165,8 +170,9 @@ class PictureMixin(EmbedMixin):
         Raises
         ------
         ValueError
-            If no decoder has been trained, the embeddings do not have the dimensions of the model's blocks or are not
-            finite, or an embedding of SCBD has a length that differs from 1 by more than 0.01.
+            If no decoder has been trained, the embeddings do not have the dimensions of the model's embeddings or are
+            not finite, or an embedding of an :class:`scbd.SCBDModel` has a length that differs from 1 by more than
+            0.01.
         """
         decoder = self._require_decoder()
         batch_size = count_or_default("batch_size", batch_size, DECODE_BATCH_SIZE)
@@ -188,11 +194,18 @@ class PictureMixin(EmbedMixin):
         return images
 
     def _embedded(self, block: str, adata: AnnData | None, rows: Any, batch_size: int) -> np.ndarray:
-        """Return the uncentred embeddings of a block, which the decoder takes, float32 ``(len(rows), D)``."""
+        """Return z_c (``block="c"``) or z_s (``"s"``) of cells as the decoder takes it, without centring.
+
+        The result is float32 ``(len(rows), D)``.
+        """
         return self.get_latent_representation(adata, rows, block=block, center=None, batch_size=batch_size)
 
     def _read(self, source: ImageSource, rows: np.ndarray, size: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the stored inputs of up to ``size`` cells at a time, with the slice of ``rows`` that they belong to."""
+        """Yield the images or features of cells, as stored, in portions of up to ``size`` cells.
+
+        Each portion is a pair: the slice of ``rows``, the row numbers of all cells, that the portion holds; and the
+        inputs of these cells, a tensor on the device.
+        """
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
             stored = read_tensor(source, rows[part]).to(self.module.device)
@@ -200,7 +213,7 @@ class PictureMixin(EmbedMixin):
             yield part, stored
 
     def _check_embeddings(self, embeddings: Sequence[Tensor]) -> None:
-        """Raise a ``ValueError`` that names the rows with NaN or infinity in embeddings to decode, ``(N, D)`` each."""
+        """Raise a ``ValueError`` if embeddings to decode, ``(N, D)`` each, hold NaN or infinity in some rows."""
         broken = ~torch.stack([z.isfinite().all(1) for z in embeddings]).all(0)
         if broken.any():
             rows = np.flatnonzero(broken.numpy())

@@ -1,4 +1,7 @@
-"""Checks of the experimental design: whether perturbations and environments are confounded, and which are controls."""
+"""Checks of the experimental design: for example, whether perturbations and environments are confounded.
+
+The file also holds the functions that determine the controls, and the environments of a table of cells.
+"""
 
 from __future__ import annotations
 
@@ -34,23 +37,27 @@ if TYPE_CHECKING:
 
 EColumns = Literal["side_by_side", "crossed"]
 
-# minimum number of cells per distinct value of a floating-point column, below which it is a quantity, not a label
+# a floating-point column with fewer cells per distinct value than this number holds a quantity, not labels
 _CELLS_A_VALUE = 8
-# thresholds of a confounded design: minimum fraction of resolvable contrasts (at 0.2, the invariance loss has a fifth
-# of its strength); maximum fraction of perturbations that occur in a single environment, or of environments that hold
-# a single perturbation
+# Thresholds of the warning that perturbation and environment are confounded. The first is the minimum fraction of
+# contrasts between environments that can be resolved within perturbations; at 0.2, the invariance loss has a fifth of
+# its strength. The second is the maximum fraction of perturbations that occur in a single environment, and of
+# environments that hold a single perturbation.
 _MIN_RESOLVABLE_FRACTION, _MAX_SINGLE_FRACTION = 0.2, 0.1
 
 
 class ExperimentalDesign(NamedTuple):
-    """Perturbations, environments and continuous covariates of a table of cells."""
+    """Experimental design of a table of cells: perturbation, environments and continuous covariates of each cell."""
 
     y: pd.Series
     """Perturbation of each cell, categorical ``(N,)``."""
     environments: Mapping[str, pd.Series]
-    """Environment of each cell, categorical ``(N,)``, by name: one for each column, or one for all crossed columns."""
+    """Environments of the cells, categorical ``(N,)`` each, by name.
+
+    Several columns are either treated as separate environments, one entry each, or crossed to a single entry.
+    """
     numbers: Mapping[str, np.ndarray]
-    """Continuous covariates, float64 ``(N,)``, by the name of the column."""
+    """Values of the continuous covariates, float64 ``(N,)`` each, by the name of their column."""
 
     @classmethod
     def of(
@@ -61,17 +68,17 @@ class ExperimentalDesign(NamedTuple):
         e_columns: EColumns | None,
         number_keys: Iterable[str] | None,
     ) -> ExperimentalDesign:
-        """Read the design from the columns of a table.
+        """Create the experimental design from the columns of a table of cells.
 
         Parameters
         ----------
         obs
-            Table of the cells.
+            Table with one row per cell.
         y_key, e_key
             Column, or columns, of the perturbation and of the environment.
         e_columns
-            ``"side_by_side"`` treats each column of ``e_key`` as one environment; otherwise several columns are
-            crossed.
+            ``"side_by_side"`` treats each column of ``e_key`` as a separate environment. Otherwise several columns are
+            crossed: each combination of their values is one environment.
         number_keys
             Columns of continuous covariates.
 
@@ -80,7 +87,7 @@ class ExperimentalDesign(NamedTuple):
         KeyError
             If a column is missing.
         TypeError
-            If a column of covariates does not hold numbers.
+            If a column of ``number_keys`` does not hold numbers.
         ValueError
             If a cell has no value in one of the columns, or a covariate is not finite.
         """
@@ -98,21 +105,22 @@ class ExperimentalDesign(NamedTuple):
 
 
 def check_design(design: ExperimentalDesign, controls: Iterable[str] = ()) -> None:
-    """Warn of problems of the design that would spoil training without any error.
+    """Warn of problems of the experimental design that would spoil training without raising an error.
 
     Parameters
     ----------
     design
-        Perturbations, environments and covariates.
+        Perturbation, environments and continuous covariates of each cell.
     controls
         Labels of the controls.
 
     Warns
     -----
     UserWarning
-        If y or an environment holds quantities in place of labels; if y is confounded with an environment or with a
-        continuous covariate; if labels differ only in blanks or case; or if a label that is not a control is spelt like
-        a missing value, such as ``"NA"``.
+        If the column of the perturbation or of an environment holds a quantity, such as a concentration, in place of
+        labels; if the perturbation is confounded with an environment or with a continuous covariate; if labels differ
+        only in spaces or in upper and lower case; or if a label that is not a control is spelt like a missing value,
+        such as ``"NA"``.
     """
     y = _codes(design.y)
     _warn_if_quantity(design.y, f"y_key={design.y.name!r} makes a perturbation")
@@ -135,17 +143,18 @@ def check_design(design: ExperimentalDesign, controls: Iterable[str] = ()) -> No
 def resolvable_fraction(y: np.ndarray, e: np.ndarray) -> float:
     """Compute the fraction of contrasts between environments that can be resolved within perturbations.
 
-    A contrast is a difference between environments. It can be resolved if it can be estimated from cells of the same
-    perturbation.
+    A contrast is a difference between environments, for example between the means of two plates. It can be resolved if
+    it can be estimated from cells of the same perturbation.
 
     The fraction is 1 if all environments hold each perturbation in equal proportions. It is 0 if the perturbation
-    determines the environment, or the reverse. If a fraction p of the cells follows a fixed rule, such as one plate per
-    compound, about 1 - p² remains. With n cells per perturbation and many more than n environments, it is at most about
-    (n - 1) / n.
+    determines the environment, or the environment determines the perturbation. If a fraction p of the cells follows a
+    fixed rule, such as one plate per compound, the fraction of resolvable contrasts is about 1 - p². With n cells per
+    perturbation and many more than n environments, it is at most about (n - 1) / n.
 
-    It equals 1 - V², where V is Cramér's V. In terms of matrices: let R subtract from each cell the mean of its
-    perturbation, and let K average the cells of each environment. Then the fraction is the trace of R K R, divided by
-    the number of environments minus one. If there are fewer perturbations than environments, the two are exchanged.
+    The fraction equals 1 - V², where V is Cramér's V. In terms of matrices: let R subtract from each cell the mean of
+    its perturbation, and let K average the cells of each environment. Then the fraction is the trace of R K R, divided
+    by the number of environments minus one. If there are fewer perturbations than environments, perturbations and
+    environments exchange their roles.
 
     Parameters
     ----------
@@ -161,22 +170,23 @@ def resolvable_fraction(y: np.ndarray, e: np.ndarray) -> float:
     n_y, n_e = np.bincount(y), np.bincount(e)
     in_common = float((counts / n_y[of_y] * (counts / n_e[of_e])).sum())
     fewer = min(np.count_nonzero(n_y), np.count_nonzero(n_e))
-    # rounding may give a value slightly below 0
+    # rounding errors may make the computed fraction slightly negative
     return max(0.0, (fewer - in_common) / (fewer - 1)) if fewer > 1 else 0.0
 
 
 def resolvable_fraction_of_covariate(y: np.ndarray, numbers: np.ndarray) -> float:
     """Compute the fraction of smooth functions of a continuous covariate that can be resolved within perturbations.
 
-    It is the analogue of :func:`resolvable_fraction`, with polynomials of degree 1 to 4 of the ranks of the covariate
-    in place of environments.
+    A function can be resolved if its effect can be estimated from cells of the same perturbation. The fraction is the
+    analogue of :func:`resolvable_fraction`: polynomials of degree 1 to 4 of the ranks of the covariate take the place
+    of environments.
 
     Parameters
     ----------
     y
-        Codes of the perturbations, non-negative integers ``(N,)``.
+        Codes of the perturbations of the cells, non-negative integers ``(N,)``.
     numbers
-        Values of the covariate, ``(N,)``.
+        Values of the covariate of the cells, ``(N,)``.
 
     Returns
     -------
@@ -197,26 +207,28 @@ def add_inferred_environments(
     n_inferred: int | None,
     where: dict[str, Any],
 ) -> str | Sequence[str]:
-    """Return the columns of the environments, after adding inferred environments to ``adata.obs`` if requested.
+    """Infer environments if requested, and return the names of all columns of environments.
+
+    Inferred environments are unrecorded batches, such as imaging days, that are estimated from the inputs.
 
     Parameters
     ----------
     adata
-        Cells. Inferred environments are written to ``obs["inferred_environment"]``.
+        Table of cells. Inferred environments are written to its column ``obs["inferred_environment"]``.
     y_key, e_key
         Column, or columns, of the perturbation and of the recorded environments; ``e_key`` may be `None`.
     n_inferred
-        Number of environments to infer; `None` infers none.
+        Number of environments to infer; with `None`, no environments are inferred.
     where
-        Arguments of :func:`scbd.data.infer_environments` that locate the inputs.
+        Arguments of :func:`scbd.data.infer_environments` that state where the table holds images or features.
 
     Raises
     ------
     ValueError
-        If there is neither ``e_key`` nor ``n_inferred``; see also :func:`scbd.data.infer_environments`.
+        If neither ``e_key`` nor ``n_inferred`` is given; see also :func:`scbd.data.infer_environments`.
     """
     if n_inferred is not None:
-        # a column that an earlier call inferred is replaced
+        # environments inferred by an earlier call are replaced, and not used as recorded environments
         known = [] if e_key is None else [column for column in as_columns(e_key) if column != INFERRED]
         found = infer_environments(adata, y_key, n_inferred, e_key=known or None, **where)
         adata.obs[INFERRED] = found.labels
@@ -231,9 +243,10 @@ def add_inferred_environments(
 
 
 def check_inferred_column(obs: pd.DataFrame, columns: Sequence[str]) -> None:
-    """Raise ``KeyError`` if a table lacks the column of inferred environments although it is one of ``columns``.
+    """Raise a ``KeyError`` if a model uses inferred environments and a table of cells lacks their column.
 
     The column cannot be inferred for new cells alone, because the names of inferred environments differ between calls.
+    ``columns`` are the names of the columns of environments that the model uses.
     """
     if INFERRED in columns and INFERRED not in obs:
         msg = (
@@ -246,7 +259,10 @@ def check_inferred_column(obs: pd.DataFrame, columns: Sequence[str]) -> None:
 def check_e_columns(
     asked: EColumns | None, e_key: str | list[str], system: str, *, takes_several: bool
 ) -> EColumns | None:
-    """Return how several environment columns are combined; `None` if there is a single column.
+    """Check the argument ``e_columns``, and return how several environment columns are combined.
+
+    ``"side_by_side"`` treats the columns as separate environments. ``"crossed"`` makes each combination of their values
+    one environment. `None` is returned if there is a single column.
 
     Parameters
     ----------
@@ -257,13 +273,14 @@ def check_e_columns(
     system
         Name of the model class, for error messages.
     takes_several
-        Whether the model can treat several columns separately. If so, the default is ``"side_by_side"``, else
-        ``"crossed"``.
+        Whether the model can treat several columns as separate environments. If so, the default is ``"side_by_side"``,
+        otherwise ``"crossed"``.
 
     Raises
     ------
     ValueError
-        If the argument has another value, or the model cannot treat several columns separately.
+        If ``e_columns`` has another value, or is ``"side_by_side"`` for a model that requires a single environment per
+        cell.
     """
     check_choice("e_columns", asked, (*get_args(EColumns), None))
     if asked == "side_by_side" and not takes_several:
@@ -277,7 +294,9 @@ def check_e_columns(
 def check_covariate_keys(
     asked: str | Sequence[str] | None, e_key: str | list[str], system: str, *, takes_several: bool
 ) -> list[str] | None:
-    """Return the columns of continuous covariates without repetitions; `None` if there are no covariates.
+    """Check the argument ``continuous_covariate_keys``, and return the names of the columns without repetitions.
+
+    `None` is returned if the argument is not given.
 
     Parameters
     ----------
@@ -310,15 +329,16 @@ def check_covariate_keys(
 
 
 def has_separate_environments(registry: dict[str, Any]) -> bool:
-    """Return whether a model treats several environment columns separately (``e_columns="side_by_side"``)."""
+    """Return whether a model was set up with separate environment columns (``e_columns="side_by_side"``)."""
     return registry[_SETUP_ARGS_KEY].get("e_columns") == "side_by_side"
 
 
 def environment_column_codes(registry: dict[str, Any]) -> np.ndarray | None:
-    """Return the codes of the single columns of each registered environment, int64 ``(E, C)``.
+    """Return the codes of the single columns for each combination of environment columns, int64 ``(E, C)``.
 
-    If a model treats C environment columns separately, its registered environments are the E combinations of their
-    values. For other models, `None` is returned.
+    A model that treats C columns as separate environments registers the E combinations of their values as its
+    environments. Row k of the result holds the code of combination k in each column. For other models, `None` is
+    returned.
     """
     if not has_separate_environments(registry):
         return None
@@ -326,23 +346,26 @@ def environment_column_codes(registry: dict[str, Any]) -> np.ndarray | None:
 
 
 def match_control_labels(control: Any, categories: Iterable[Any]) -> list[Any]:
-    """Return the categories that are controls.
+    """Return those perturbation labels of a table that are controls.
 
-    Labels are compared as text, and whole numbers have one text: 1, 1.0 and ``"1"`` are the same label.
+    Labels are compared as text. A whole number is written in one way, so that 1, 1.0 and ``"1"`` are the same label.
 
     Parameters
     ----------
     control
-        Label of the controls, or several labels.
+        Label of the controls as given by the user, or several labels.
     categories
-        All labels.
+        All perturbation labels of the table.
     """
     names = control_label_texts(control)
     return [label for label in categories if label_text(label) in names]
 
 
 def control_mask(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> np.ndarray | None:
-    """Return a mask of the controls, boolean ``(N,)``; `None` if no control was named or the table lacks a y column."""
+    """Return a mask of the cells that are controls, boolean ``(N,)``.
+
+    `None` is returned if no control was named, or if the table lacks a column of the perturbation.
+    """
     if control is None or any(column not in obs for column in y_columns):
         return None
     labels = label_values(obs, y_columns, allow_missing=True)
@@ -351,7 +374,10 @@ def control_mask(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> n
 
 
 def _warn_if_labels_differ_in_case(labels: pd.Series, what: str) -> None:
-    """Warn if labels differ only in blanks or case; single letters such as "a" and "A" may be different classes."""
+    """Warn if labels differ only in spaces or in upper and lower case.
+
+    Labels of a single letter, such as "a" and "A", may differ in case, because they may be different classes.
+    """
     names = [label for label in labels.cat.categories if isinstance(label, str)]
     plain = pd.Series(
         [
@@ -388,10 +414,10 @@ def _warn_if_quantity(labels: pd.Series, what: str, instead: str = "put a quanti
 
 
 def _warn_if_confounded(y: pd.Series, e: pd.Series, name: str, controls: set[str]) -> None:
-    """Warn if perturbation and environment are confounded.
+    """Warn if perturbation y and environment e are confounded.
 
-    Contrasts that are not resolvable cannot be separated by any method: removing e from z_c removes y as well, or both
-    remain.
+    If a difference between environments cannot be estimated within perturbations, no method can separate it from the
+    differences between perturbations: either removing e from z_c removes y as well, or both remain in z_c.
     """
     n_y, n_e = len(y.cat.categories), len(e.cat.categories)
     of_y, of_e = np.divmod(np.unique(_codes(y) * n_e + _codes(e)), n_e)
@@ -422,10 +448,10 @@ def _warn_if_confounded(y: pd.Series, e: pd.Series, name: str, controls: set[str
 
 
 def _advice_on_links(y: pd.Series, e: pd.Series, controls: set[str], shared: np.ndarray) -> str:
-    """Return advice for a design in which many perturbations lie in a single environment.
+    """Return advice, as text for a warning, on a design in which many perturbations occur in a single environment.
 
-    The advice depends on what links the environments: controls in all environments, controls in some of them, other
-    perturbations that lie in several environments, or no common label.
+    The advice depends on the labels that occur in several environments and thereby link them: controls in all
+    environments, controls in some environments, other perturbations, or no label.
 
     Parameters
     ----------
@@ -434,7 +460,7 @@ def _advice_on_links(y: pd.Series, e: pd.Series, controls: set[str], shared: np.
     controls
         Labels of the controls.
     shared
-        Whether each perturbation lies in several environments, boolean, one value per perturbation.
+        Mask of the perturbations that occur in several environments, boolean, one value per perturbation.
     """
     labels = y.cat.categories
     is_control = np.array([label_text(label) in controls for label in labels])

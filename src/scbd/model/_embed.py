@@ -1,4 +1,4 @@
-"""Computation of embeddings from inputs, returned as an array or written to a store."""
+"""Methods of a trained model that embed cells and return the embeddings as an array, or write them to a Zarr store."""
 
 from __future__ import annotations
 
@@ -43,29 +43,35 @@ if TYPE_CHECKING:
 
 Center = Literal["auto", "controls"] | None
 
-# default number of cells per forward pass, and per block of a store
+# BATCH_SIZE is the default number of cells per forward pass. BLOCK_SIZE is the default number of consecutive cells
+# whose embeddings are written to a Zarr store at once.
 BATCH_SIZE, BLOCK_SIZE = 512, 65_536
-# maximum number of controls from which the mean embedding of controls is estimated
+# maximum number of control cells from which the mean embedding of the controls is estimated
 _MAX_CENTRE_CONTROLS = 16_384
-# number of cells sampled to check the units of inputs, and minimum number of cells for the check
+# Before new cells are embedded, a random sample of them is used to check that their inputs have the units of the
+# training cells. _UNIT_CHECK_CELLS is the size of the sample. With fewer cells than _MIN_UNIT_CHECK_CELLS, the check is
+# skipped.
 _UNIT_CHECK_CELLS, _MIN_UNIT_CHECK_CELLS = 256, 8
-# limits above which inputs are taken to be in other units than in training: offset in standard deviations, and ratio of
-# standard deviations; the second number is for inputs on a logarithmic (arcsinh) scale
+# The inputs of new cells count as being in other units than the inputs of the training cells if the two means differ by
+# more than _MAX_UNIT_DEVIATION standard deviations, or if the two standard deviations differ by more than this factor.
+# For inputs on an arcsinh (logarithmic) scale, the limit is _MAX_UNIT_DEVIATION_LOG.
 _MAX_UNIT_DEVIATION, _MAX_UNIT_DEVIATION_LOG = 10.0, 3.0
 _BLOCKS = {"c": "perturbation", "s": "environment"}
 _REPRESENTATIONS = {"embedding": "z", "intermediate": "r"}
 _DTYPES = ("float32", "float16")
-# numbers of the options of mallopt, from malloc.h
+# codes, defined in malloc.h, of three options of the C function mallopt, which configures memory allocation: trim
+# threshold, mmap threshold and maximum number of mmap allocations
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 
 
 @contextmanager
 def keep_freed_memory(device: torch.device) -> Iterator[None]:
-    """Keep freed memory in the process until the end of the block, for speed.
+    """Keep freed memory in the process, instead of returning it to the system, until the ``with`` statement ends.
 
-    By default, glibc returns the memory of each batch's activations to the system, which zeroes it page by page when it
-    is allocated again. This takes up to half of the time of an embedding. The function has an effect only on Linux with
-    glibc, on a CPU, and if no environment variable configures memory allocation.
+    By default, the C library (glibc) returns the memory of each batch's activations to the system. The system zeroes
+    this memory page by page when the next batch allocates it again. This takes up to half of the time of embedding
+    cells on a CPU. The function has an effect only on Linux with glibc, if ``device`` is a CPU, and if no environment
+    variable configures memory allocation.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" and device.type == "cpu" else None
     tuned = any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ)
@@ -76,7 +82,10 @@ def keep_freed_memory(device: torch.device) -> Iterator[None]:
     library.mallopt(_TRIM_THRESHOLD, -1)
     try:
         yield
-    finally:  # the limits of glibc's adaptive thresholds, since setting a threshold switches the adaptation off
+    finally:
+        # By default, the C library glibc adapts its thresholds of memory allocation to the program, up to a limit.
+        # Setting a threshold switches the adaptation off for good. At the end, the thresholds are therefore set to the
+        # limits of the adaptation.
         library.mallopt(_MMAP_MAX, 65_536)
         library.mallopt(_MMAP_THRESHOLD, 32 << 20)
         library.mallopt(_TRIM_THRESHOLD, 64 << 20)
@@ -84,34 +93,44 @@ def keep_freed_memory(device: torch.device) -> Iterator[None]:
 
 
 class Embedder(NamedTuple):
-    """Everything that is needed to embed the cells of a table."""
+    """Module, inputs, settings and corrections with which the cells of one table are embedded.
+
+    A block is one of the two embeddings of a cell: ``"c"`` for z_c, and ``"s"`` for z_s.
+    """
 
     module: EmbeddingModule | StoredEmbeddings
     source: ImageSource
     blocks: Sequence[BlockName]
     representation: Representation
     centers: Mapping[BlockName, np.ndarray]
-    """Vector ``(D,)`` that is subtracted from the embeddings of a block."""
+    """Mean embedding of the controls, ``(D,)``, by block: ``"c"`` for z_c, ``"s"`` for z_s.
+
+    The mean is subtracted from the embeddings of all cells. A block without an entry is not centred.
+    """
     environments: EnvironmentCorrections | None
-    """Environments of the cells, by which inputs are standardised and z_c is centred; `None` for neither."""
+    """Environments of the cells, with the statistics for standardising inputs and centring z_c per environment.
+
+    With `None`, neither inputs nor z_c are corrected for the environment.
+    """
 
     def width(self, block: BlockName) -> int:
-        """Return the dimension of a block."""
+        """Return the number of dimensions of the embedding, or of the representation r, of a block (z_c or z_s)."""
         return self.module.width(block, self.representation)
 
     def embed(self, parts: Sequence[slice | np.ndarray]) -> Generator[dict[BlockName, np.ndarray]]:
-        """Yield the embeddings of one part of the rows after the other, float32.
+        """Embed groups of cells one after the other, and yield the embeddings of each group.
 
-        A background thread reads the inputs of the next parts in advance. All blocks are computed from the same read.
+        A background thread reads the inputs of the next groups in advance. The inputs of a group are read only once,
+        even if both z_c and z_s are computed.
 
         Parameters
         ----------
         parts
-            Slices of rows, or arrays of row numbers.
+            Groups of cells, each given as a slice of rows of the table or as an array of row numbers.
 
         Yields
         ------
-        The embeddings ``(n, D)`` of a part, by block.
+        The embeddings of one group, float32 ``(n, D)``, by block (``"c"`` for z_c, ``"s"`` for z_s).
 
         Raises
         ------
@@ -122,7 +141,8 @@ class Embedder(NamedTuple):
         reader = closing(prefetch(read_tensor(self.source, part) for part in parts))
         with keep_freed_memory(self.module.device), reader as batches:
             for part, inputs in zip(parts, batches, strict=True):
-                # not around the yield: the caller may abandon the generator, and inference mode would stay on
+                # The inference mode of torch must not include the yield: if the caller abandons the generator,
+                # inference mode would stay on.
                 with torch.inference_mode():
                     values = self._embedded(inputs, part)
                 for embedding in values.values():
@@ -149,14 +169,16 @@ class Embedder(NamedTuple):
         return values
 
     def digest(self, obs: pd.DataFrame, settings: list[Any]) -> str:
-        """Return the SHA-256 digest of everything that embeddings depend on: weights, cells and settings.
+        """Return the SHA-256 digest of the weights, inputs, cells and settings that determine the embeddings.
+
+        Equal digests mean equal embeddings.
 
         Parameters
         ----------
         obs
-            Table of the cells.
+            Annotation of the cells, ``obs`` of their table.
         settings
-            Further settings to include.
+            Further settings to include in the digest.
         """
         how = [self.representation, *settings]
         how += [f"{block}: {hashlib.sha256(center.tobytes()).hexdigest()}" for block, center in self.centers.items()]
@@ -172,7 +194,10 @@ class Embedder(NamedTuple):
 
 
 class EmbedMixin(EnvironmentMixin):
-    """Mixin that adds :meth:`get_latent_representation`, :meth:`embed_to` and :meth:`minify_adata` to a model."""
+    """Mixin that adds to a model the methods that compute, write and store embeddings of cells.
+
+    The methods are :meth:`get_latent_representation`, :meth:`embed_to` and :meth:`minify_adata`.
+    """
 
     centers_: dict[str, np.ndarray]
     train_indices: np.ndarray
@@ -195,49 +220,54 @@ class EmbedMixin(EnvironmentMixin):
         Parameters
         ----------
         adata
-            Cells with inputs of the same kind, and under the same key, as at set-up. By default, the attached cells.
-            Another table need not be set up and needs no labels. If it has the columns of ``e_key``, inputs are
-            standardised per environment as in training. The mean and deviation of an environment that was not seen in
-            training are estimated from cells of ``adata``: from its controls or from all of its cells, as in training.
+            Table of the cells to embed, with inputs of the same kind, and under the same key, as in
+            :meth:`setup_anndata`. By default, the table attached to the model. Another table need not be set up and
+            needs no labels. If it has the columns of ``e_key``, inputs are standardised per environment as in training.
+            The mean and the standard deviation of an environment that was not seen in training are estimated from cells
+            of ``adata``: from the controls of the environment, or from all of its cells, as in training.
         indices
-            Row numbers to embed, in this order, or a boolean mask. By default all rows.
+            Row numbers of the cells to embed, in this order, or a boolean mask. By default all rows.
         block
             ``"c"`` for z_c, which carries the perturbation and is invariant to the environment; ``"s"`` for z_s, which
             carries the environment.
         representation
-            ``"embedding"`` returns z. ``"intermediate"`` returns r, the output of the encoder before the projection,
-            which the paper uses for domain generalisation.
+            ``"embedding"`` returns the embedding z. ``"intermediate"`` returns r, the output of the encoder before the
+            projection to z, which the paper uses for domain generalisation.
         center
-            What to subtract from the embedding z (the intermediate representation r is not changed):
+            Vectors to subtract from the embedding z (the intermediate representation r is not changed):
 
-            - ``"auto"``: from z_c, the residual offset of each cell's environment, estimated from the same kind of
-              cells as for the standardisation of inputs, see ``standardize_by``. For features, the mean of the controls
-              is subtracted as well (see ``"controls"``) if controls were named in ``setup_anndata``.
-            - ``"controls"``: in addition, the mean z of the controls among the training cells. The direction of an
-              embedding then shows how a cell differs from controls, and its length by how much.
-            - `None`: nothing. Embeddings have unit length, as in the losses.
+            - ``"auto"``: subtract from z_c the residual offset of each cell's environment: the mean of z_c that remains
+              in the environment although inputs are standardised per environment. It is estimated from the same kind
+              of cells (controls or all cells) as the standardisation of inputs, see ``standardize_by`` of the model. If
+              inputs are features and controls were named in :meth:`setup_anndata`, the mean of the controls is
+              subtracted as well, as with ``"controls"``.
+            - ``"controls"``: subtract the residual offset, and in addition the mean embedding of the controls among the
+              training cells. The direction of an embedding then shows how a cell differs from controls, and the length
+              of the embedding by how much.
+            - `None`: subtract nothing. Embeddings have unit length, as in the losses.
         batch_size
             Number of cells per forward pass. Default: 512.
         out
-            Array of the right shape to write to, or path of an ``.npy`` file. The file is written as a memory-map, and
-            gets its name when it is complete.
+            Array ``(len(indices), D)`` to write the embeddings to, or path of an ``.npy`` file. The file is written as
+            a memory-map under a temporary name, and is renamed to its path when it is complete.
         enable_progress_bar
-            Whether to show a progress bar. By default if there are more than 20,000 cells.
+            Whether to show a progress bar. By default, it is shown for more than 20,000 cells.
 
         Returns
         -------
-        Embeddings, float32 ``(len(indices), D)``: ``out``, or a new array.
+        Embeddings, float32 ``(len(indices), D)``: the array ``out`` if it was given, otherwise a new array.
 
         Raises
         ------
         KeyError, TypeError, ValueError
-            If inputs are missing, not finite or of another kind than at set-up, if an index is out of range, if the
-            model does not have the block, or if an embedding is NaN.
+            If inputs are missing, not finite or of another kind than in :meth:`setup_anndata`, if an index is out of
+            range, if the model has no z_s although ``block`` is ``"s"``, or if an embedding is NaN.
 
         Warns
         -----
         UserWarning
-            If the names of the channels differ from those at set-up, or if inputs are in other units than in training.
+            If the names of the channels differ from those in :meth:`setup_anndata`, or if inputs are in other units
+            than those of the training cells.
         """
         embedder = self._make_embedder(adata, [block], representation, center)
         (name,), n_cells = embedder.blocks, embedder.source.shape[0]
@@ -267,11 +297,11 @@ class EmbedMixin(EnvironmentMixin):
         shard: tuple[int, int] | None = None,
         enable_progress_bar: bool | None = None,
     ) -> AnnData:
-        """Embed any number of cells into a Zarr store, in constant memory.
+        """Embed cells and write the embeddings to a Zarr store, with a memory use that does not grow with the cells.
 
         If a call is killed, another call with the same model and cells continues where the first one stopped. The
-        result is the same, byte for byte. The store gets its name when it is complete.
-        :func:`scbd.data.verify_screen` compares the store with its checksums.
+        result is the same, byte for byte. The store is written under a temporary name, and is renamed to ``path`` when
+        it is complete. :func:`scbd.data.verify_screen` compares the store with its checksums.
 
         Parameters
         ----------
@@ -280,8 +310,8 @@ class EmbedMixin(EnvironmentMixin):
         adata
             See :meth:`get_latent_representation`.
         blocks
-            Blocks to embed, for example ``["c", "s"]``. By default all blocks of the model. Each input is read once for
-            all blocks.
+            Embeddings to compute: ``["c"]`` for z_c, ``["s"]`` for z_s, or ``["c", "s"]`` for both. By default all
+            embeddings that the model has. Each input is read only once, also for both embeddings.
         representation, center
             See :meth:`get_latent_representation`.
         dtype
@@ -289,28 +319,29 @@ class EmbedMixin(EnvironmentMixin):
         batch_size
             Number of cells per forward pass. Default: 512.
         block_size
-            Approximate number of cells that are written at once. A call that is killed loses at most these cells.
-            Default: 65,536.
+            Approximate number of cells whose embeddings are written at once. A call that is killed loses at most the
+            embeddings of this number of cells. Default: 65,536.
         shard
             Pair ``(i, n)``, with i from 1 to n: embed only the i-th of n contiguous parts of the cells. Several
-            processes or jobs, with the same model, cells and path, can then share the work. The last one to finish
-            gives the store its name. By default, the cells are divided among torch's distributed processes, if there
-            are several, and all of these wait for the store.
+            processes or jobs, with the same model, cells and path, can then divide the work. The process that finishes
+            last renames the store to ``path``. By default, the cells are divided among torch's distributed processes,
+            if there are several, and each of these processes waits until the store is complete.
         enable_progress_bar
-            Whether to show a progress bar. By default if there are more than 20,000 cells.
+            Whether to show a progress bar. By default, it is shown for more than 20,000 cells.
 
         Returns
         -------
-        The store, as :func:`scbd.data.open_embedding` opens it: a table with the ``obs`` of the cells and, in ``obsm``,
-        the embeddings in memory under ``"X_scbd_c"`` and ``"X_scbd_s"`` (other models use their own names). As long as
-        parts of other processes are missing, a table with ``obs`` only.
+        The complete store, as :func:`scbd.data.open_embedding` opens it: a table with the ``obs`` of the cells and, in
+        ``obsm``, the embeddings in memory under ``"X_scbd_c"`` and ``"X_scbd_s"`` (other models replace ``scbd`` by
+        their own name). If other processes have not yet written their parts, the result is a table with ``obs`` only.
 
         Raises
         ------
         FileExistsError
-            If ``path`` exists. Files are not overwritten.
+            If ``path`` exists. Existing files are not overwritten.
         KeyError, TypeError, ValueError
-            See :meth:`get_latent_representation`. Also if an unfinished store with other content exists at ``path``.
+            See :meth:`get_latent_representation`. Also if an unfinished store of other cells, another model or other
+            settings exists for ``path``.
         """
         if blocks is None:
             blocks = block_names(self.module)
@@ -325,7 +356,8 @@ class EmbedMixin(EnvironmentMixin):
             count_or_default("batch_size", batch_size, BATCH_SIZE),
             as_storable(self._adata_or_attached(adata).obs),
         )
-        # blocks consist of whole batches, so that batches are the same when a killed call is continued
+        # The number of cells that are written at once is a multiple of the batch size. A call that continues a killed
+        # call therefore computes the same batches.
         n, rows = len(obs), -(-count_or_default("block_size", block_size, BLOCK_SIZE) // size) * size
         system = type(self).__name__.removesuffix("Model").lower()
         names = {block: f"X_{system}_{block}" for block in embedder.blocks}
@@ -336,7 +368,8 @@ class EmbedMixin(EnvironmentMixin):
         done = store.begin()
         todo = np.array_split(np.arange(len(done)), share[1])[share[0] - 1]
         todo = todo[~done[todo]]
-        if shard is None:  # no process may finish and name the store before all processes have opened it
+        # In distributed computing, no process may complete and rename the store before all processes have opened it.
+        if shard is None:
             wait_for_all()
         stops = np.minimum((todo + 1) * rows, n)
         bar = progress_bar(f"Embedding to {path.name}", int((stops - todo * rows).sum()), shown=enable_progress_bar)
@@ -362,19 +395,20 @@ class EmbedMixin(EnvironmentMixin):
 
     @explain_arguments()
     def minify_adata(self) -> None:
-        """Replace the attached table by one that holds embeddings instead of inputs.
+        """Replace the table attached to the model by a small table that holds embeddings instead of images or features.
 
         The new table, ``model.adata``, is small enough to be shared with ``save(save_anndata=True)``. It has ``obs``,
-        ``var``, ``obsp``, ``uns``, and ``obsm`` without the inputs. The table that was attached before is not changed.
+        ``var``, ``obsp`` and ``uns`` of the original table, and ``obsm`` without the inputs. The original table is not
+        changed.
 
-        Methods that need only embeddings work as before: :meth:`get_latent_representation`, :meth:`embed_to`, and
-        methods that decode embeddings. All other methods raise a ``ValueError`` until the full table is attached again
-        with ``model.adata = adata``.
+        Methods that need only embeddings work with the small table: :meth:`get_latent_representation`,
+        :meth:`embed_to`, and methods that decode embeddings. All other methods raise a ``ValueError`` until the
+        original table is attached again with ``model.adata = adata``.
 
         Raises
         ------
         ValueError
-            If no cells are attached, or if the attached table is minified already.
+            If no table is attached, or if the attached table already holds embeddings instead of inputs.
 
         Examples
         --------
@@ -406,7 +440,17 @@ class EmbedMixin(EnvironmentMixin):
         representation: str,
         center: Center,
     ) -> Embedder:
-        """Check the arguments and inputs, and return the :class:`Embedder` of the cells."""
+        """Check the arguments of an embedding method, and create the :class:`Embedder` for the cells of a table.
+
+        Parameters
+        ----------
+        adata
+            Table of the cells; `None` for the table attached to the model.
+        blocks
+            Embeddings to compute: ``"c"`` for z_c, ``"s"`` for z_s.
+        representation, center
+            See :meth:`get_latent_representation`.
+        """
         self._check_if_trained(warn=True)
         adata = self._adata_or_attached(adata)
         check_choice("representation", representation, _REPRESENTATIONS)
@@ -424,12 +468,12 @@ class EmbedMixin(EnvironmentMixin):
         return Embedder(module, source, names, kind, centers, environments)
 
     def _checked_block(self, block: str) -> BlockName:
-        """Check the name of a block, and return it.
+        """Return the name of an embedding, ``"c"`` (z_c) or ``"s"`` (z_s), after checking that the model has it.
 
         Raises
         ------
         ValueError
-            If the model does not have this block.
+            If ``block`` is not ``"c"`` or ``"s"``, or is ``"s"`` for a model that has no z_s.
         """
         check_choice("block", block, _BLOCKS)
         name = cast("BlockName", block)
@@ -439,7 +483,11 @@ class EmbedMixin(EnvironmentMixin):
         return name
 
     def _centers_to_subtract(self, center: Center, representation: Representation) -> Mapping[BlockName, np.ndarray]:
-        """Return the mean of the controls for each block; empty if it is not to be subtracted."""
+        """Return the mean z_c and z_s of the controls, by block (``"c"`` or ``"s"``), if they are to be subtracted.
+
+        The result is empty if the argument ``center`` of :meth:`get_latent_representation` does not require these means
+        to be subtracted.
+        """
         known: Any = getattr(self, "centers_", {})
         check_choice("center", center, {"auto": "of features", "controls": "by their mean", None: "not at all"})
         if center == "controls" and not known:
@@ -453,7 +501,10 @@ class EmbedMixin(EnvironmentMixin):
         return known if wanted and representation == "embedding" else {}
 
     def _estimate_centers(self) -> None:
-        """Compute and store the mean embedding of the controls among the training cells, for each block."""
+        """Compute the means of z_c and of z_s over the controls among the training cells, and store them in the model.
+
+        Without controls, no means are stored.
+        """
         controls = self._control_mask(self.adata)
         self.centers_ = {}
         if controls is None:
@@ -473,30 +524,33 @@ class EmbedMixin(EnvironmentMixin):
 def _warn_if_other_units(
     module: EmbeddingModule, source: ImageSource, environments: EnvironmentCorrections | None, names: Sequence[str]
 ) -> None:
-    """Warn if inputs are in other units than in training, such as raw instead of scaled values.
+    """Warn if the inputs of new cells are in other units than those of the training cells (raw instead of scaled).
 
-    The means and standard deviations of a sample of cells are compared with those of the training cells.
+    The mean and the standard deviation of each channel or feature in a sample of the new cells are compared with those
+    of the training cells.
 
     Parameters
     ----------
     module
-        Module whose preprocessing has stored the means and deviations of the training cells.
+        Module whose preprocessing has stored the means and standard deviations of the training cells.
     source
-        Inputs of all cells.
+        Inputs of all new cells.
     environments
-        Environments of the cells; `None` if inputs are not standardised per environment.
+        Environments of the new cells; `None` if inputs are not standardised per environment.
     names
-        Names of the channels or features.
+        Names of the channels or features, for the warning.
     """
     n, preprocess = source.shape[0], module.preprocess
     rows = np.sort(np.random.default_rng(0).permutation(n)[:_UNIT_CHECK_CELLS])
     if len(rows) < _MIN_UNIT_CHECK_CELLS or not (preprocess.standardize and bool(preprocess.fitted)):
         return
     values = preprocess.scaled_inputs(read_tensor(source, rows).to(module.device))
-    # with unseen environments, compare values that are standardised per environment
+    # In an environment that was not seen in training, inputs may differ from those of the training cells because of the
+    # environment. The inputs are then standardised per environment before their units are compared.
     if environments is not None and environments.inputs is not preprocess.environments:
         values = environments.inputs(values, torch.from_numpy(environments.codes[rows]).to(module.device))
-    # images: statistics over the pixels of each cell; cells with NaN or infinity raise an error when they are embedded
+    # For images, mean and standard deviation are computed over the pixels of each cell. Cells with NaN or infinity are
+    # excluded from the comparison of units, because they raise an error when they are embedded.
     of_images = values.ndim == 4
     pixels = values.double().cpu().numpy().reshape(*values.shape[:2], -1)
     pixels = pixels[np.isfinite(pixels).all((1, 2))]
@@ -506,7 +560,8 @@ def _warn_if_other_units(
     spread = np.median(pixels.std(-1) if of_images else np.abs(pixels[..., 0] - middles), axis=0)
     off, ratio = float(np.median(np.abs(middles))), float(np.median(spread[spread > 0])) if spread.any() else 1.0
     bound = _MAX_UNIT_DEVIATION_LOG if preprocess.intensity == "arcsinh" else _MAX_UNIT_DEVIATION
-    # the lower limit is wider for images, since smooth or resized images vary less than noisy ones
+    # For images, the ratio of the standard deviations of new and training cells may be ten times smaller than for
+    # features before a warning is raised, because smooth or resized images vary less than noisy images.
     if off > bound or not (0.1 if of_images else 1) / bound < ratio < bound:
         what = "Channels" if of_images else "Features"
         msg = (
@@ -518,7 +573,15 @@ def _warn_if_other_units(
 
 
 def check_finite_inputs(inputs: torch.Tensor, part: slice | np.ndarray) -> None:
-    """Raise ``ValueError`` if inputs contain NaN or infinity; ``part`` states their rows, for the message."""
+    """Raise ``ValueError`` if the inputs of some cells contain NaN or infinity.
+
+    Parameters
+    ----------
+    inputs
+        Images ``(n, C, H, W)`` or features ``(n, F)`` of n cells.
+    part
+        Rows of these cells in their table, for the message.
+    """
     if not inputs.is_floating_point() or bool(inputs.isfinite().all()):
         return
     rows = _row_numbers(part, ~inputs.isfinite().flatten(1).all(1).cpu().numpy())
@@ -531,7 +594,17 @@ def check_finite_inputs(inputs: torch.Tensor, part: slice | np.ndarray) -> None:
 
 
 def row_numbers(indices: Any, n: int) -> np.ndarray | None:
-    """Convert row numbers, which may be negative, or a boolean mask to row numbers from 0 on; `None` stays `None`."""
+    """Convert row numbers or a boolean mask to non-negative row numbers; return `None` for `None` (all rows).
+
+    Negative row numbers count from the end of the table.
+
+    Parameters
+    ----------
+    indices
+        Row numbers, a boolean mask of length ``n``, or `None`.
+    n
+        Number of rows of the table.
+    """
     if indices is None:
         return None
     rows = np.asarray(indices)
@@ -540,7 +613,7 @@ def row_numbers(indices: Any, n: int) -> np.ndarray | None:
             msg = f"The boolean indices have length {len(rows)}, there are {n} cells."
             raise ValueError(msg)
         return np.flatnonzero(rows)
-    if rows.ndim != 1 or rows.dtype.kind not in "iu" and rows.size:
+    if rows.ndim != 1 or (rows.dtype.kind not in "iu" and rows.size):
         msg = f"indices must be a list of row numbers or a boolean mask, got dtype {rows.dtype} of shape {rows.shape}."
         raise ValueError(msg)
     rows = rows.astype(np.int64)
@@ -552,7 +625,11 @@ def row_numbers(indices: Any, n: int) -> np.ndarray | None:
 
 @contextmanager
 def _output_array(out: Any, shape: tuple[int, int]) -> Generator[np.ndarray]:
-    """Yield the array to write embeddings to; a file gets its name when the block ends without an error."""
+    """Yield the array that embeddings are written to: a new array, the array ``out``, or a memory-map of a file.
+
+    A file is written under a temporary name. It is renamed to the path ``out`` if the ``with`` statement ends without
+    an error.
+    """
     if out is None:
         yield np.empty(shape, dtype=np.float32)
     elif isinstance(out, np.ndarray):
@@ -573,7 +650,15 @@ def _output_array(out: Any, shape: tuple[int, int]) -> Generator[np.ndarray]:
 
 
 def _checked_store_path(path: str | os.PathLike[str], blocks: Sequence[str], dtype: str, *, shared: bool) -> Path:
-    """Check the path, blocks and type of a new store of embeddings, and return the path."""
+    """Return the path of a new Zarr store of embeddings, after checking the arguments of :meth:`EmbedMixin.embed_to`.
+
+    Parameters
+    ----------
+    path, blocks, dtype
+        See :meth:`EmbedMixin.embed_to`.
+    shared
+        Whether ``shard`` was given. The store may then exist already, because other jobs have completed it.
+    """
     path = local_path(path)
     if not blocks:
         msg = "blocks names no embedding to write: give 'c', 's' or both."
@@ -589,9 +674,10 @@ def _checked_store_path(path: str | os.PathLike[str], blocks: Sequence[str], dty
 
 
 def _check_finite_embedding(module: nn.Module, embedding: np.ndarray, part: slice | np.ndarray) -> None:
-    """Raise ``ValueError`` if embeddings of finite inputs are not finite, and name the likely cause.
+    """Raise ``ValueError`` if embeddings contain NaN or infinity although the inputs are finite.
 
-    The cause is either weights that are not finite, or inputs far outside the range of the training cells.
+    The message names the likely cause: weights that are not finite, or else inputs far outside the range of the
+    training cells.
     """
     finite = np.isfinite(embedding).all(axis=1)
     if finite.all():
@@ -612,6 +698,14 @@ def _check_finite_embedding(module: nn.Module, embedding: np.ndarray, part: slic
 
 
 def _row_numbers(part: slice | np.ndarray, chosen: np.ndarray) -> list[int]:
-    """Return the row numbers in the table of the chosen cells of a part; ``chosen`` is boolean."""
+    """Return the row numbers, in the table, of chosen cells among cells that were embedded together.
+
+    Parameters
+    ----------
+    part
+        Rows of the cells that were embedded together: a slice, or an array of row numbers.
+    chosen
+        Mask of the chosen cells among these, boolean.
+    """
     rows = np.arange(part.start, part.stop) if isinstance(part, slice) else part
     return rows[chosen].tolist()

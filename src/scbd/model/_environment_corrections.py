@@ -1,6 +1,8 @@
-"""Estimation of what each environment does to all of its cells, from reference cells, and removal from inputs and z_c.
+"""Estimation of the effect of each environment on its cells, and removal of this effect from inputs and z_c.
 
-Reference cells are the cells from which the mean and the standard deviation of an environment are estimated.
+An environment (such as a plate) shifts and scales the inputs of all of its cells. The mean and the standard deviation
+of each environment are estimated from its reference cells, which are its controls or all of its cells. Inputs are
+standardised with them. A residual offset of each environment in z_c is then estimated in the same way and subtracted.
 """
 
 from __future__ import annotations
@@ -45,18 +47,18 @@ logger = logging.getLogger(__name__)
 
 
 class EnvironmentCorrections(NamedTuple):
-    """Environments of the cells of a table, with their estimated effects."""
+    """Environments of all cells of a table, with the estimated effects of these environments on inputs and on z_c."""
 
     codes: np.ndarray
-    """Codes of the environments in each of K columns, int64 ``(N, K)``; -1 if missing."""
+    """Integer codes of each cell's environment in each of K environment columns, int64 ``(N, K)``; -1 if missing."""
     inputs: EnvironmentScaling
-    """Standardisation of the inputs per environment."""
+    """Module that standardises inputs with the mean and standard deviation of each environment."""
     outputs: EnvironmentScaling | None = None
-    """Residual environment offsets of z_c; `None` if they are not subtracted."""
+    """Module that subtracts from z_c the residual offset of each environment; `None` if z_c is not corrected."""
 
 
 class EnvironmentMixin(SetupMixin):
-    """Mixin that adds standardisation per environment, of inputs and of z_c, to a model."""
+    """Mixin for models that standardise inputs per environment and subtract residual environment offsets from z_c."""
 
     standardized_by_: dict[str, ReferenceKind]
     could_be_known_by_: dict[str, ReferenceKind]
@@ -68,23 +70,27 @@ class EnvironmentMixin(SetupMixin):
 
     @property
     def _standardized_by(self) -> dict[str, ReferenceKind]:
-        """Reference cells by column of environments, without columns that are not standardised per environment."""
+        """Kind of reference cells, ``"controls"`` or ``"cells"``, by the name of the environment column.
+
+        A column is absent if inputs are not standardised with its environments.
+        """
         return getattr(self, "standardized_by_", {})
 
     def _make_preprocess(self, *, standardize_by: StandardizeBy = None, **settings: Any) -> Preprocess | FeatureScaling:
-        """Create the module that prepares the inputs, including their standardisation per environment.
+        """Create the module that scales inputs before the encoders, including standardisation per environment.
 
         Parameters
         ----------
         standardize_by
             Kind of reference cells, see :class:`scbd.SCBDModel`; `None` for no standardisation per environment.
         **settings
-            Arguments of :class:`scbd.nn.Preprocess` or :class:`scbd.nn.FeatureScaling`.
+            Arguments of :class:`scbd.nn.Preprocess` for images, or of :class:`scbd.nn.FeatureScaling` for features.
 
         Raises
         ------
         ValueError
-            If ``standardize_by`` is not one of the choices, or is ``"controls"`` and controls were not named.
+            If ``standardize_by`` is not a valid choice, or is ``"controls"`` although no controls were named in
+            :meth:`setup_anndata`.
         """
         preprocess, asked = super()._make_preprocess(**settings), standardize_by
         by = {"auto": "by what fits", "controls": "by these", "cells": "by all of them", None: "not at all"}
@@ -100,14 +106,24 @@ class EnvironmentMixin(SetupMixin):
 
     @property
     def _environment_columns(self) -> list[tuple[str, ...]]:
-        """Columns of ``obs`` with environments; crossed columns form one tuple."""
+        """Names of the environment columns of ``obs``, as a list of tuples.
+
+        Environments that are treated separately have a tuple with one name each. If environments are combinations of
+        several columns, these columns form a single tuple.
+        """
         columns = self._registered(E_REGISTRY)["columns"]
         return [(column,) for column in columns] if has_separate_environments(self.registry_) else [tuple(columns)]
 
     def _environment_codes(self, adata: AnnData) -> tuple[np.ndarray, list[list[Any]]]:
-        """Return the codes of each cell's environments, int64 ``(N, K)``, and the names of the environments by column.
+        """Return the integer codes of each cell's environments, and the names of the environments.
 
-        New environments get codes above those of the registered ones. The code is -1 if a value or column is missing.
+        Environments that were not registered in :meth:`setup_anndata` get codes above those of the registered
+        environments. The code is -1 if the value of a cell is missing, or if the table lacks the column.
+
+        Returns
+        -------
+        The codes, int64 ``(N, K)`` for N cells and K environment columns. A list with one list of names per column, in
+        the order of the codes.
         """
         categories = self._registered(E_REGISTRY)["categories"]
         known: Sequence[Sequence[Any]] = [categories]
@@ -124,7 +140,20 @@ class EnvironmentMixin(SetupMixin):
         return np.stack(codes, 1), names
 
     def _training_reference(self, adata: AnnData, source: ImageSource, rows: np.ndarray) -> ReferenceBatches:
-        """Return the reference cells among the training rows; the first call chooses between controls and all cells."""
+        """Draw the reference cells of each environment from the training cells.
+
+        The first call also determines, for each environment column, whether the reference cells are controls or all
+        cells. Later calls keep this choice.
+
+        Parameters
+        ----------
+        adata
+            Table of the cells.
+        source
+            Inputs of all cells of the table.
+        rows
+            Rows of the training cells.
+        """
         codes, _ = self._environment_codes(adata)
         if not hasattr(self, "standardized_by_"):
             controls, y, of_rows = self._control_mask(adata), self._label_codes(adata)[rows], codes[rows]
@@ -140,9 +169,10 @@ class EnvironmentMixin(SetupMixin):
         return self._draw_reference_of(self.standardized_by_, adata, source, codes, rows)
 
     def _label_codes(self, adata: AnnData) -> np.ndarray:
-        """Return the codes of the perturbations, int64 ``(N,)``.
+        """Return the integer code of each cell's perturbation, int64 ``(N,)``.
 
-        New perturbations get codes above those of the registered ones. The code is -1 if a label or column is missing.
+        Perturbations that were not registered in :meth:`setup_anndata` get codes above those of the registered
+        perturbations. The code is -1 if the label of a cell is missing, or if the table lacks the column.
         """
         registered = self._registered(Y_REGISTRY)
         if not all(column in adata.obs for column in registered["columns"]):
@@ -159,22 +189,23 @@ class EnvironmentMixin(SetupMixin):
         rows: np.ndarray,
         of: np.ndarray | None = None,
     ) -> ReferenceBatches:
-        """Draw the reference cells of the environments from some rows.
+        """Draw, from given rows of a table, the reference cells of each environment.
 
         Parameters
         ----------
         by
-            ``"controls"`` or ``"cells"`` for each column of environments.
+            Kind of reference cells, ``"controls"`` or ``"cells"``, by the name of the environment column.
         adata
             Table of the cells.
         source
-            Inputs of all cells.
+            Inputs of all cells of the table.
         codes
-            Codes of the environments, int64 ``(N, K)``.
+            Codes of each cell's environments in K columns, int64 ``(N, K)``.
         rows
-            Rows to draw from.
+            Rows from which reference cells may be drawn.
         of
-            Mask that restricts the choice, boolean ``(N, K)``; `None` for no restriction.
+            Mask, boolean ``(N, K)``, of the cells that may be reference cells of their environment in each column;
+            `None` if all of ``rows`` may.
         """
         y, named = self._label_codes(adata), self._control_mask(adata)
         controls = np.zeros(len(codes), dtype=bool) if named is None else named
@@ -195,17 +226,18 @@ class EnvironmentMixin(SetupMixin):
         return draw_reference_cells(source, rows, codes, used, beside if beside.any() else None)
 
     def _environment_corrections(self, adata: AnnData, *, leftover: bool) -> EnvironmentCorrections | None:
-        """Return the environments of a table with their estimated effects.
+        """Return the environments of the cells of a table, and the effects of these environments on inputs and z_c.
 
-        Effects of environments that were not seen in training are estimated from the cells of the table. The result is
-        `None` if inputs are not standardised per environment.
+        Effects of environments seen in training are those estimated in training. Effects of other environments are
+        estimated from the cells of the table. The result is `None` if the model does not standardise inputs per
+        environment.
 
         Parameters
         ----------
         adata
-            Cells, with or without labels.
+            Table of cells, with or without labels.
         leftover
-            Whether to include the residual environment offsets of z_c.
+            Whether to include the residual offset of each environment in z_c.
         """
         inputs, device = self.module.preprocess.environments, self.module.device
         if inputs is None or not self._standardized_by:
@@ -222,7 +254,9 @@ class EnvironmentMixin(SetupMixin):
         new = asked & (codes >= 0) & ~inputs.known(of_cells).cpu().numpy()
         if new.any():
             (module, source), rows = self._module_and_source(adata), np.flatnonzero(new.any(1))
-            if module is self.module:  # embeddings stored in a minified table are those of standardised inputs already
+            # A minified table holds embeddings instead of inputs. These embeddings were computed from inputs that were
+            # standardised per environment, so that only a table with inputs needs the following statistics.
+            if module is self.module:
                 inputs = copy.deepcopy(inputs)
                 known = self._draw_reference_of(self.standardized_by_, adata, source, codes, rows, new)
                 scaled = self.module.preprocess.scaled_inputs
@@ -234,7 +268,7 @@ class EnvironmentMixin(SetupMixin):
         return EnvironmentCorrections(codes, inputs, outputs)
 
     def _warn_of_absent_columns(self, adata: AnnData) -> None:
-        """Warn in the log of environment columns that a table lacks, since a column may be misspelt."""
+        """Log a warning with the names of the environment columns that a table lacks; a column may be misspelt."""
         columns = self._registered(E_REGISTRY)["columns"]
         absent = [column for column in columns if column not in adata.obs]
         if absent:
@@ -242,10 +276,11 @@ class EnvironmentMixin(SetupMixin):
             logger.warning("obs has no %s: inputs are standardised over all training cells alone.", names)
 
     def _estimate_residual_offsets(self) -> None:
-        """Estimate the residual offset of z_c in each environment from training cells.
+        """Estimate the residual offset of each environment in z_c from training cells.
 
-        If inputs are standardised with controls, and all cells could be reference cells as well, both are tried. The
-        choice with the smaller standard error of the mean is kept.
+        This is the shift of z_c in an environment that remains although inputs are standardised per environment. If
+        inputs are standardised with the controls, but all cells would be suitable reference cells as well, the offsets
+        are estimated twice, from controls and from all cells. The estimate with the smaller standard error is kept.
         """
         self.leftover_ = {}
         environments = self._environment_corrections(self.adata, leftover=False)
@@ -277,7 +312,18 @@ def _estimate_scaling(
 def reference_embeddings(
     module: EmbeddingModule | StoredEmbeddings, reference: ReferenceBatches, environments: EnvironmentScaling
 ) -> Iterator[torch.Tensor]:
-    """Yield z_c of the reference cells in blocks of cells, from inputs that are standardised per environment."""
+    """Yield z_c of the reference cells, one batch of cells after the other, float32 ``(n, D)``.
+
+    Parameters
+    ----------
+    module
+        Module that computes z_c from inputs, or returns the z_c stored in a minified table.
+    reference
+        Reference cells, with their inputs.
+    environments
+        Mean and standard deviation of the inputs of each environment, with which inputs are standardised before z_c is
+        computed.
+    """
     module.eval()
     start, codes = 0, torch.from_numpy(reference.codes)
     with torch.inference_mode():
@@ -287,19 +333,29 @@ def reference_embeddings(
 
 
 def column_name(columns: str | Sequence[str]) -> str:
-    """Return the name of a column, or one name for several crossed columns."""
+    """Return the name of an environment column; the names of several columns whose values are combined are joined."""
     return CROSS_SEPARATOR.join(map(str, as_columns(columns)))
 
 
 def _restore_residual_offsets(saved: Mapping[str, np.ndarray]) -> EnvironmentScaling:
-    """Rebuild the residual environment offsets from saved arrays."""
+    """Create the module that subtracts residual environment offsets from z_c, with the offsets of a saved model."""
     outputs = EnvironmentScaling(saved["shift"].shape[1], len(saved["reference"]), scale=False)
     outputs.load_state_dict({name: torch.as_tensor(values) for name, values in saved.items()})
     return outputs
 
 
 def _warn_of_unestimated(unknown: np.ndarray, codes: np.ndarray, names: Sequence[Sequence[Any]]) -> None:
-    """Log the environments of the marked cells, boolean ``(N, K)``, for which no mean and deviation is estimated."""
+    """Log a warning with the environments whose mean and standard deviation could not be estimated.
+
+    Parameters
+    ----------
+    unknown
+        Mask of the cells in such environments, for each of K environment columns, boolean ``(N, K)``.
+    codes
+        Codes of the environments of all cells, int64 ``(N, K)``.
+    names
+        Names of the environments in each column, in the order of their codes.
+    """
     left: list[str] = []
     for column, values in enumerate(names):
         left += [str(values[code]) for code in np.unique(codes[unknown[:, column], column])]

@@ -1,4 +1,4 @@
-"""Health of z_c after training: measures of collapse and overfitting, and warnings with advice."""
+"""Checks of the embedding z_c after training: measures of collapse and overfitting, and warnings with advice."""
 
 from __future__ import annotations
 
@@ -19,50 +19,59 @@ if TYPE_CHECKING:
     from scbd.model._objective import SCBDModule
     from scbd.nn._explained_variance import Environments
 
-# maximum total variance of a collapsed embedding, in units of the temperature, the scale of distances in the losses
+# z_c counts as collapsed if its total variance, divided by the temperature of the losses, is below this value; the
+# temperature is the scale of distances in the losses
 _MAX_COLLAPSED_VARIANCE = 0.25
-# minimum validation/training ratio of supervised information before we warn of overfitting
+# we warn of overfitting if the supervised information of z_c in validation cells, divided by that in training cells, is
+# below this ratio
 _MIN_VALIDATION_RATIO = 0.5
-# number of cells in a forward pass
+# number of cells per forward pass of the encoder while the health of z_c is computed
 _CELLS = 512
-# permutation test of perturbation means: number of permutations, and p value below which the means differ
+# permutation test of differences between the mean embeddings of perturbations: the number of permutations, and the
+# p value below which the means count as different
 _N_PERMUTATIONS, _MAX_P_VALUE = 199, 0.01
-# total variance of unit vectors below which they differ only by rounding in single precision
+# embeddings of unit length with a total variance below this value differ only by rounding errors of single precision
 _ROUNDING = 1e-10
-# minimum fraction of the invariance loss in the objective at which a warning names alpha as a possible cause
+# a warning names a large alpha as a possible cause if the invariance loss has made up at least this fraction of the
+# objective during training
 _MIN_INVARIANCE_FRACTION = 0.01
 _MEANS_DO_NOT_DIFFER = "means of perturbations differ no more than those of permuted labels"
 
 
 def collapse_measures(z_c: Tensor) -> dict[str, float]:
-    """Return total variance and effective rank of embeddings ``(N, D)``, which show a collapse to a point or a line."""
+    """Return the total variance and the effective rank of embeddings ``(N, D)``, which show a collapse.
+
+    The total variance is small if all embeddings lie near one point. The effective rank is small if they lie near one
+    line.
+    """
     return {"spread": total_variance(z_c), "effective_rank": effective_rank(z_c)}
 
 
 def measure_health(
     module: SCBDModule, batch: dict[str, Tensor], told: Callable[[], bool], remedy: Callable[[], str]
 ) -> tuple[dict[str, float], str]:
-    """Compute the health of z_c on a batch, and a warning if z_c is collapsed, overfitted or without information.
+    """Compute measures of the health of z_c on a batch of cells, and the text of a warning if z_c is not healthy.
 
-    A small total variance, or a loss no better than that of a collapsed embedding, may also result from weak effects.
-    Therefore z_c counts as collapsed or without information only if the means of perturbations do not differ either.
+    We warn if z_c has collapsed, is overfitted, or has no information on perturbations. A small total variance, or a
+    loss no better than that of a collapsed embedding, may also result from weak effects of perturbations. Therefore z_c
+    counts as collapsed, or without information, only if in addition the mean embeddings of perturbations do not differ.
 
     Parameters
     ----------
     module
         Trained module.
     batch
-        Batch of cells: inputs, labels and environments.
+        Batch of cells: inputs, perturbation labels and environments.
     told
-        Function that tests whether the means of perturbations differ in z_c. It is called only if there is a reason for
-        a warning.
+        Function that tests whether the mean embeddings of perturbations differ in z_c. It is called only if there is a
+        reason for a warning.
     remedy
         Function that returns advice for the warning. It is called only for a warning that contains advice.
 
     Returns
     -------
-    Health, a dictionary as in :attr:`scbd.SCBDModel.health`, and the text of the warning, which is empty if z_c is
-    healthy.
+    The measures, a dictionary as in :attr:`scbd.SCBDModel.health`; and the text of the warning, which is empty if z_c
+    is healthy.
     """
     labels, environments = Groups(batch["y"]), Groups(batch["e"])
     parts = zip(batch["inputs"].split(_CELLS), batch["e"].split(_CELLS), strict=True)
@@ -107,7 +116,9 @@ def measure_health(
 
 
 def means_differ(z: Tensor, labels: Groups) -> bool:
-    """Return whether the means of labels differ more than with permuted labels (199 permutations, p < 0.01).
+    """Return whether the mean embeddings of labels differ, by a permutation test (199 permutations, p < 0.01).
+
+    The means differ if they vary more than the means after random permutation of the labels among the cells.
 
     Parameters
     ----------
@@ -121,22 +132,23 @@ def means_differ(z: Tensor, labels: Groups) -> bool:
         return False
     generator = torch.Generator().manual_seed(0)
     orders = [torch.arange(len(z)), *(torch.randperm(len(z), generator=generator) for _ in range(_N_PERMUTATIONS))]
-    # the statistic is the sum of squares between labels: each mean is weighted by the number of its cells
+    # the test statistic is the sum of squares between labels: squared distances of the mean of each label from the mean
+    # of all cells, weighted by the number of cells of the label
     size = (labels.n_others + 1)[:, None]
     between = torch.stack([(labels.sums(z[order]) / size).square().sum() for order in orders])
     return bool((between >= between[0] * (1 - 1e-9)).double().mean() < _MAX_P_VALUE)
 
 
 def advice_on_collapse(module: SCBDModule, of_invariance: float) -> str:
-    """Return advice, with code to run, for a z_c without information.
+    """Return advice, with code to run, if z_c has collapsed or has no information on perturbations.
 
     Parameters
     ----------
     module
         Trained module.
     of_invariance
-        Largest fraction of the invariance loss in the objective during training. From 0.01 on, the advice is to lower
-        alpha; below, to train for longer.
+        Maximum fraction of the objective that the invariance loss has made up during training. From 0.01 on, the
+        advice is to lower alpha, the weight of the invariance loss. Below 0.01, the advice is to train for longer.
     """
     if of_invariance >= _MIN_INVARIANCE_FRACTION:
         alpha = float(module.current_alpha)
@@ -150,6 +162,9 @@ def advice_on_collapse(module: SCBDModule, of_invariance: float) -> str:
 
 
 def _augmentation_advice(module: SCBDModule) -> str:
-    """Return advice to flip and rotate training images; empty if the model does so or its inputs are features."""
+    """Return the part of a warning that advises to flip and rotate training images at random.
+
+    It is empty if the model does so already, or if its inputs are features.
+    """
     of_images_as_they_are = getattr(module.preprocess, "augment", True) is False
     return ", and so does SCBDModel(adata, augment=True) where orientation means nothing" * of_images_as_they_are

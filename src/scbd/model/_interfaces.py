@@ -1,15 +1,16 @@
-"""Interfaces that a new method implements in order to be trained, saved and used like the models of this package.
+"""Base classes for a new method, so that it is trained, saved and used like the models of this package.
 
 A method consists of two or three classes:
 
-- Its *module*, an :class:`EmbeddingModule`, is the network with its objective.
-- Its *model*, an :class:`ImageModel`, is the class that users work with. Its constructor creates the module.
-- Its *plan*, a subclass of :class:`TrainingPlan`, is needed only if the training steps differ from the standard ones.
+- The *module*, an :class:`EmbeddingModule`, is the neural network with the loss that it minimises.
+- The *model*, an :class:`ImageModel`, is the class that users work with. Its constructor creates the module.
+- The *plan*, a subclass of :class:`TrainingPlan`, is needed only if a training step of the method differs from the
+  standard step.
 
-The base classes provide all else: checks, splits, batches, resuming, embedding and saving.
+The base classes provide checks, splits, batches, training, resuming, embedding and saving.
 
-A model may also define its :class:`ModelTraits`; the methods ``_summary_lines`` and ``_result_lines``, which
-``print(model)`` uses; and the methods ``_before_training`` and ``_after_training``.
+A model may also define its :class:`ModelTraits`, the methods ``_summary_lines`` and ``_result_lines`` that supply the
+text of ``print(model)``, and the methods ``_before_training`` and ``_after_training``.
 """
 
 from __future__ import annotations
@@ -45,38 +46,44 @@ Alpha = float | Literal["auto"]
 
 @dataclass(frozen=True)
 class ModelTraits:
-    """Properties of a model class beyond its module, stored in ``ImageModel.traits``.
+    """Properties of a model class that determine how its models are trained, stored in ``ImageModel.traits``.
 
-    A subclass replaces the properties that differ. A constructor may replace ``self.traits`` if they depend on its
-    arguments.
+    A subclass of :class:`ImageModel` replaces the properties that differ from the defaults. If properties depend on the
+    arguments of the constructor, the constructor replaces ``self.traits``.
     """
 
     batches: type[ImageDataModule]
-    """Class of the data module, which decides which cells form a batch."""
+    """Class of the Lightning data module, which determines the cells of each batch."""
     plan: type[TrainingPlan]
-    """Class of the training plan, which defines a training step."""
+    """Class of the training plan (Lightning module), which defines a training step."""
     batch_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the data module."""
+    """Keyword arguments for the constructor of the data module, in addition to those of every model."""
     plan_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the training plan; a resumed run must use the same ones."""
-    fixed_labels: tuple[str, ...] = ()
-    """Registry keys of labels for which the network has parameters, so that it cannot be trained on new labels."""
-    side_by_side: bool = False
-    """True if the model can treat several environment columns separately, and continuous covariates.
+    """Keyword arguments for the constructor of the training plan, in addition to those of every model.
 
-    Continuous covariates are the entry ``numbers`` of a batch.
+    A run that is resumed must have the values of the interrupted run.
+    """
+    fixed_labels: tuple[str, ...] = ()
+    """Registry keys of the labels, perturbation or environment, for which the network has parameters per label.
+
+    Such a network cannot be trained on labels that were not registered when the model was created.
+    """
+    side_by_side: bool = False
+    """True if the model supports several separate environment columns, and continuous covariates.
+
+    The values of continuous covariates are in the entry ``numbers`` of a batch.
     """
     derived_attributes: Mapping[str, type] = field(default_factory=dict)
-    """Attributes derived from the weights, each with the type of its empty value.
+    """Names of the model's attributes that are computed from the weights, each with its type, such as `dict`.
 
-    They are reset to the empty value when the weights change.
+    When the weights change, each attribute is reset to the empty value of its type.
     """
     next_step: str = "get_latent_representation(block='c')"
-    """Call that ``print(model)`` suggests once the model is trained."""
+    """Method call that ``print(model)`` suggests to the user as the next step after training."""
 
 
 class Losses(NamedTuple):
-    """Losses of a batch, as an objective returns them.
+    """Losses of a batch, as ``forward`` of an :class:`Objective` returns them.
 
     Examples
     --------
@@ -87,134 +94,163 @@ class Losses(NamedTuple):
     """
 
     loss: Tensor
-    """Loss to minimise, a scalar with gradient."""
+    """Total loss of the batch, which training minimises: a scalar with gradient."""
     parts: Mapping[str, Tensor] = MappingProxyType({})
-    """Further scalars to log, by name. ``alpha="auto"`` follows the part named ``learned_c``."""
-    z_c: Tensor | None = None
-    """Embeddings of the batch ``(B, D)``, without gradient, for objectives that can collapse.
+    """Further scalars to log, by name, such as the terms of the loss.
 
-    The training plan logs the total variance and the effective rank of these embeddings.
+    ``alpha="auto"`` requires the scalar ``learned_c``, the normalised supervised information of z_c.
+    """
+    z_c: Tensor | None = None
+    """Embeddings z_c of the batch, ``(B, D)``, without gradient; only for objectives with which z_c can collapse.
+
+    The training plan logs the total variance and the effective rank of these embeddings, which show a collapse.
     """
 
 
 class TrainingSample(NamedTuple):
-    """Training cells to which input scales and input transforms are fitted, without gradients."""
+    """Sample of the training cells, to which the scaling and the linear transforms of inputs are fitted.
+
+    The fit precedes training and does not use gradients.
+    """
 
     batches: Callable[[], Iterable[Tensor]]
-    """Function that reads the inputs of the cells as stored; it can be called repeatedly."""
+    """Function that returns an iterator over batches of the raw inputs of the N cells; it can be called repeatedly."""
     y: np.ndarray
-    """Codes of the perturbations, integer ``(N,)``."""
+    """Integer code of the perturbation of each cell in the sample, ``(N,)``."""
     e: np.ndarray
-    """Codes of the environments, integer ``(N,)``."""
+    """Integer code of the environment of each cell in the sample, ``(N,)``."""
     controls: np.ndarray | None = None
-    """Mask of the controls, boolean ``(N,)``; `None` if controls were not named."""
+    """Mask of the controls in the sample, boolean ``(N,)``; `None` if no controls were named in ``setup_anndata``."""
     positions: np.ndarray | None = None
-    """Codes of the positions on the plate, integer ``(N,)``; `None` if positions were not named."""
+    """Integer code of each cell's position on the plate, ``(N,)``; `None` without ``position_key``."""
     reference: ReferenceBatches | None = None
-    """Reference cells of the environments, if inputs are standardised per environment."""
+    """Cells from which the mean and standard deviation of each environment are estimated.
+
+    `None` if inputs are not standardised per environment.
+    """
 
 
 class ReferenceBatches(NamedTuple):
-    """Reference cells, such as controls, from which mean and deviation of each environment are estimated."""
+    """Reference cells: the cells, such as controls, from which mean and deviation of each environment are estimated."""
 
     batches: Callable[[], Iterable[Tensor]]
-    """Function that reads the inputs of the cells as stored; it can be called repeatedly."""
+    """Function that returns an iterator over batches of the raw inputs of the N cells; it can be called repeatedly."""
     codes: np.ndarray
-    """Codes of the cells' environments, int64 ``(N, K)``, for each of K columns of environments.
+    """Integer codes of each cell's environment in each of K environment columns, int64 ``(N, K)``.
 
-    Crossed columns count as one.
+    If environments are combinations of several columns, these columns count as one.
     """
     used: np.ndarray
-    """Mask of the cells that are reference cells of their environment in a column, boolean ``(N, K)``."""
+    """Mask of the cells that are reference cells of their environment in each column, boolean ``(N, K)``."""
     controls: np.ndarray | None = None
-    """Mask of the controls that are reference cells of environments without other reference cells, boolean ``(N, K)``.
+    """Mask of the controls that serve as reference cells where ``used`` marks no cell, boolean ``(N, K)``.
 
-    Used if environments are standardised by all of their cells. An environment whose perturbations differ from those of
-    the other environments is then standardised by its controls.
+    If the model standardises environments with all of their cells, an environment whose perturbations differ from those
+    of the other environments has no cells in ``used``, and is standardised with its controls.
     """
 
     def as_tensors(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return ``codes``, ``used`` and ``controls`` as tensors, for :meth:`scbd.nn.EnvironmentScaling.learn`."""
+        """Convert the arrays ``codes``, ``used`` and ``controls`` to tensors.
+
+        They are the arguments of :meth:`scbd.nn.EnvironmentScaling.learn`.
+        """
         controls = None if self.controls is None else torch.from_numpy(self.controls)
         return torch.from_numpy(self.codes), torch.from_numpy(self.used), controls
 
 
 class PreparedInputs(NamedTuple):
-    """Inputs of a batch, prepared for the networks."""
+    """Inputs of a batch after scaling and standardisation, ready for the networks of z_c and z_s."""
 
     whole: Tensor
-    """Inputs standardised over all cells, from which z_s is computed, and which a decoder reconstructs."""
+    """Inputs standardised over the cells of all environments together.
+
+    z_s is computed from these inputs, and a decoder reconstructs them.
+    """
     within: Tensor
-    """Inputs from which z_c is computed: standardised per environment if the model does so, else equal to ``whole``."""
+    """Inputs from which z_c is computed: standardised within each environment.
+
+    If the model does not standardise per environment, they are equal to ``whole``.
+    """
 
 
 class EmbeddingNetwork(Protocol):
-    """Network that maps prepared inputs to an embedding: :class:`scbd.nn.Encoder` or :class:`scbd.nn.Block`."""
+    """Network that computes one embedding (z_c or z_s) from scaled inputs.
+
+    The classes :class:`scbd.nn.Encoder` and :class:`scbd.nn.Block` have this interface.
+    """
 
     training: bool
 
     def width(self, representation: Representation) -> int:
-        """Return the dimension of a representation, D or R."""
+        """Return the number of dimensions of the embedding, D, or of the intermediate representation r, R."""
         ...
 
     def represent(self, inputs: Tensor, representation: Representation) -> Tensor:
-        """Return the embedding ``(B, D)``, or the intermediate representation r ``(B, R)`` before the projection."""
+        """Compute the embedding ``(B, D)`` of a batch, or the intermediate representation r ``(B, R)``.
+
+        The embedding is a projection of r.
+        """
         ...
 
     def show(self, look: Callable[[Tensor], None]) -> RemovableHandle:
-        """Call ``look`` with the intermediate representation of every forward pass, until the handle is removed."""
+        """Register a function ``look``, which every forward pass then calls with the intermediate representation r.
+
+        The calls end when the returned handle is removed.
+        """
         ...
 
 
 class Objective(nn.Module, ABC):
-    """Objective that a training plan minimises: a module, or a wrapper of one."""
+    """Torch module that computes the loss minimised in training: the module of a model, or a wrapper around it."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Device of the parameters."""
+        """Torch device of the parameters."""
 
     @abstractmethod
     def forward(
         self, inputs: Tensor, y: Tensor, e: Tensor, *, ramp: float = 1.0, generator: torch.Generator | None = None
     ) -> Losses:
-        """Compute the losses of a batch: for training, or in evaluation mode for validation.
+        """Compute the losses of a batch of cells.
+
+        Training calls this method in training mode, and validation calls it in evaluation mode.
 
         Parameters
         ----------
         inputs
-            Inputs as stored: images ``(B, C, H, W)`` or features ``(B, F)``.
+            Raw inputs, as stored in the table of cells: images ``(B, C, H, W)`` or features ``(B, F)``.
         y, e
             Codes of perturbation and environment, int64 ``(B,)``.
         ramp
-            Factor of the terms that oppose the main loss, such as the invariance loss. It is below 1 during warm-up.
+            Factor from 0 to 1 of the terms that oppose the main loss, such as the invariance loss. It is below 1 while
+            these terms warm up at the beginning of training.
         generator
-            Random number generator of a training step, for example for augmentation. Without one, the computation is
+            Random number generator of the training step, for example for augmentation. With `None`, the computation is
             deterministic.
         """
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings that a resumed run must share, as plain values."""
+        """Settings of the objective that must be equal when an interrupted run is resumed: numbers or texts by name."""
         return {}
 
     @property
     def alpha_rule(self) -> AutoAlpha | None:
-        """Rule that adapts alpha during training; `None` if alpha is constant."""
+        """Rule that adapts alpha, the weight of the invariance loss, during training; `None` if alpha is constant."""
         return None
 
 
 class EmbeddingModule(Objective):
-    """Network of a method with its objective: one or two embedding networks, and the preparation of their inputs.
+    """Module of a method: preprocessing of the inputs, networks that compute the embeddings, and the loss.
 
-    The constructor of a subclass creates :attr:`content`, and optionally :attr:`style`. The subclass implements
-    :meth:`forward`, which computes the loss.
+    The constructor of a subclass creates :attr:`content`, the network of z_c, and optionally :attr:`style`, the network
+    of z_s. The subclass implements :meth:`forward`, which computes the loss.
 
     Parameters
     ----------
     preprocess
-        Preparation of the inputs: maps inputs as stored to inputs of the networks, on the device. It is saved with the
-        model.
+        Module that converts raw inputs to the scaled inputs of the networks, on the device. It is saved with the model.
 
     Attributes
     ----------
@@ -225,7 +261,7 @@ class EmbeddingModule(Objective):
 
     Examples
     --------
-    A network that only learns whether a cell is a control:
+    A module that learns to predict whether a cell is a control:
 
     >>> class ControlModule(scbd.model.EmbeddingModule):
     ...     def __init__(self, preprocess, encoder, control):
@@ -256,24 +292,27 @@ class EmbeddingModule(Objective):
 
     @property
     def device(self) -> torch.device:
-        """Device of the parameters."""
+        """Torch device of the parameters."""
         return self.preprocess.mean.device
 
     @property
     def is_fitted(self) -> bool:
-        """True if :meth:`fit` has been called, or there is nothing to fit."""
+        """True if the scaling and the linear transforms of inputs have been fitted with :meth:`fit`.
+
+        Also true if the module has no parts that need to be fitted.
+        """
         return all(bool(part.fitted) for part in (self.preprocess, *self._transforms().values()))
 
     def fit(self, sample: TrainingSample) -> None:
-        """Fit the input scales and, for features, the linear transforms before the encoders.
+        """Fit the scaling of inputs and, for features, the linear transforms before the encoders.
 
-        These parts need no gradient. The transform before the encoder of z_c is fitted with the perturbation labels,
+        The fit does not use gradients. The transform before the encoder of z_c is fitted with the perturbation labels,
         and the transform before the encoder of z_s with the environment labels.
 
         Parameters
         ----------
         sample
-            Training cells to fit to.
+            Sample of the training cells.
 
         Raises
         ------
@@ -294,14 +333,23 @@ class EmbeddingModule(Objective):
         if "c" in transforms:
             transforms["c"].fit(within, sample.y, sample.controls, sample.positions)
         if "s" in transforms:
-            # a cell that has several environments is repeated once per environment
+            # A cell with several environments, such as plate and position, is repeated once per environment. The labels
+            # of the cells are then these environments, one per repetition.
             labels = self.environments(sample.e)
             n = labels.shape[1]
             controls = None if sample.controls is None else np.tile(sample.controls, n)
             transforms["s"].fit(np.tile(whole, (n, 1)), labels.T.ravel(), controls)
 
     def estimate_environment_statistics(self, reference: ReferenceBatches) -> None:
-        """Estimate mean and deviation of the inputs of each environment, except those estimated before."""
+        """Estimate the mean and the standard deviation of inputs in each environment from its reference cells.
+
+        Environments that were estimated before keep their mean and standard deviation.
+
+        Parameters
+        ----------
+        reference
+            Reference cells of the environments, with their raw inputs.
+        """
         environments = self.preprocess.environments
         assert environments is not None
         environments.learn(
@@ -316,19 +364,20 @@ class EmbeddingModule(Objective):
         generator: torch.Generator | None = None,
         environments: EnvironmentScaling | None = None,
     ) -> PreparedInputs:
-        """Prepare inputs as stored for the networks.
+        """Convert raw inputs of a batch to the scaled inputs of the networks.
 
         Parameters
         ----------
         inputs
-            Inputs of a batch, as stored.
+            Raw inputs of a batch: images ``(B, C, H, W)`` or features ``(B, F)``.
         e
-            Codes of the environments, int64 ``(B,)``; or of each of K columns, int64 ``(B, K)``. Cells with code -1, or
-            all cells if `None`, have no known environment, and are standardised over all cells only.
+            Codes of the cells' environments, int64 ``(B,)``, or their codes in each of K environment columns, int64
+            ``(B, K)``. A cell with code -1 has no known environment, so that its inputs are standardised only over the
+            cells of all environments. With `None`, this applies to all cells.
         generator
             Random number generator of the augmentation.
         environments
-            Statistics of environments to use in place of those estimated from training cells.
+            Mean and standard deviation of each environment, to use in place of those estimated from training cells.
         """
         whole = self.preprocess(inputs, generator)
         environments = environments or self.preprocess.environments
@@ -339,23 +388,25 @@ class EmbeddingModule(Objective):
         )
 
     def columns(self, e: Tensor) -> Tensor:
-        """Return the codes of the environments in each column, ``(B, K)``.
+        """Return the codes of each cell's environments by environment column, ``(B, K)``.
+
+        These are the environments with which inputs are standardised.
 
         Parameters
         ----------
         e
-            Codes of the environments, or of the cross of several columns, ``(B,)``; codes ``(B, K)`` are returned
-            unmodified.
+            Codes of the cells' environments, or of combinations of the values of several environment columns, ``(B,)``.
+            Codes by column, ``(B, K)``, are returned unmodified.
         """
         return e[:, None] if e.ndim == 1 else e
 
     def environments(self, e: np.ndarray) -> np.ndarray:
-        """Return the codes of the environments that z_s distinguishes, ``(N, C)``.
+        """Return the codes of the environments that z_s should distinguish, ``(N, C)`` for C environments per cell.
 
         Parameters
         ----------
         e
-            Codes of the environments, or of the cross of several columns, ``(N,)``.
+            Codes of the cells' environments, or of combinations of the values of several environment columns, ``(N,)``.
         """
         return e[:, None]
 
@@ -365,7 +416,15 @@ class EmbeddingModule(Objective):
         return {name: transform for name, transform in found.items() if transform is not None}
 
     def width(self, block: BlockName, representation: Representation) -> int:
-        """Return the dimension of a representation of a block."""
+        """Return the number of dimensions of z or r of a block.
+
+        Parameters
+        ----------
+        block
+            ``"c"`` for z_c and r_c, or ``"s"`` for z_s and r_s.
+        representation
+            ``"embedding"`` for z, or ``"intermediate"`` for r, the output of the encoder before the projection.
+        """
         return self.network(block).width(representation)
 
     def embed(
@@ -376,23 +435,26 @@ class EmbeddingModule(Objective):
         e: Tensor | None = None,
         environments: EnvironmentScaling | None = None,
     ) -> Tensor:
-        """Embed inputs as stored: return ``z`` of shape ``(B, D)``, or ``r`` of shape ``(B, R)``.
+        """Compute the embedding z, ``(B, D)``, or the intermediate representation r, ``(B, R)``, from raw inputs.
 
         Parameters
         ----------
         inputs, e, environments
             See :meth:`prepare`.
         block
-            ``"c"`` for z_c, or ``"s"`` for z_s.
+            ``"c"`` for z_c or r_c, which carry the perturbation; ``"s"`` for z_s or r_s, which carry the environment.
         representation
-            ``"embedding"`` for z, or ``"intermediate"`` for r.
+            ``"embedding"`` for z, or ``"intermediate"`` for r, the output of the encoder before the projection.
         """
         prepared = self.prepare(inputs, e, environments=environments)
         return self.network(block).represent(prepared.within if block == "c" else prepared.whole, representation)
 
     def network(self, block: BlockName) -> EmbeddingNetwork:
-        """Return the network of a block."""
+        """Return the network that computes z_c (block ``"c"``) or z_s (block ``"s"``)."""
         return self.content if block == "c" else self.style
 
     def on_load(self, model: Any, **kwargs: Any) -> None:
-        """Create parts that are saved but not created by the constructor (scvi-tools calls this method on loading)."""
+        """Create submodules that a saved model has but that the constructor does not create.
+
+        scvi-tools calls this method when it loads a model, before it loads the weights.
+        """

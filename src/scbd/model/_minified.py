@@ -1,4 +1,4 @@
-"""Minified tables, which hold embeddings in place of inputs as in scvi-tools: creating and reading them."""
+"""Creating and reading minified tables of cells, in which embeddings replace images or features, as in scvi-tools."""
 
 from __future__ import annotations
 
@@ -23,17 +23,23 @@ if TYPE_CHECKING:
     from scbd.nn._encoders import Representation
     from scbd.nn._environment_scaling import EnvironmentScaling
 
-# kind of a minified table, in the entry of uns where scvi-tools states it; the kinds of scvi-tools hold posteriors
+# value that marks a table as minified by scbd, in the entry of uns in which scvi-tools states the kind of a minified
+# table; the kinds of scvi-tools hold posterior distributions, not embeddings
 _MINIFIED_KIND = "embeddings"
-# key of uns for the digests of the inputs, embeddings and weights that a minified table was created from
+# key of uns for the digests (hashes) of the inputs, the embeddings and the network weights from which a minified table
+# was created
 _DIGESTS_KEY = "_scbd_minified"
-# key of obsm for the uncentred embeddings of all blocks, concatenated
+# key of obsm for the embeddings in a minified table: z_c and, if the model has it, z_s, concatenated and without
+# centring
 _EMBEDDINGS_KEY = "_scbd_latent"
 _STORED = InputLocation(obsm_key=_EMBEDDINGS_KEY)
 
 
 class StoredEmbeddings(nn.Module):
-    """Replacement for a module that reads stored embeddings of a minified table, the blocks concatenated."""
+    """Replacement for a model's network that returns the embeddings stored in a minified table.
+
+    The inputs of this replacement are rows of the table's embeddings, in which z_c and z_s are concatenated.
+    """
 
     def __init__(self, module: EmbeddingModule) -> None:
         super().__init__()
@@ -41,7 +47,7 @@ class StoredEmbeddings(nn.Module):
         self.widths = {block: module.width(block, "embedding") for block in block_names(module)}
 
     def width(self, block: BlockName, representation: Representation) -> int:
-        """Return the dimension of the embedding of a block."""
+        """Return the dimension of z_c (``block="c"``) or z_s (``"s"``); ``representation`` is ignored."""
         return self.widths[block]
 
     def embed(
@@ -52,44 +58,44 @@ class StoredEmbeddings(nn.Module):
         e: Tensor | None = None,
         environments: EnvironmentScaling | None = None,
     ) -> Tensor:
-        """Return the stored embedding of a block, ``(B, D)``, which :meth:`EmbeddingModule.embed` computed.
+        """Return the stored z_c or z_s of cells, ``(B, D)``, computed by :meth:`EmbeddingModule.embed` on minification.
 
         Parameters
         ----------
         inputs
-            Stored embeddings of all blocks, concatenated.
+            Stored embeddings of the cells, z_c and z_s concatenated.
         block
             ``"c"`` for z_c, or ``"s"`` for z_s.
         representation, e, environments
-            Ignored; they exist for the same signature as :meth:`EmbeddingModule.embed`.
+            Ignored. These parameters make the signature equal to that of :meth:`EmbeddingModule.embed`.
         """
         first = 0 if block == "c" else self.widths["c"]
         return inputs[:, first : first + self.widths[block]]
 
 
 def block_names(module: EmbeddingModule) -> list[BlockName]:
-    """Return the names of a module's blocks."""
+    """Return the names of the embeddings (blocks) that a module computes: ``"c"`` for z_c, and ``"s"`` for z_s."""
     return ["c"] if module.style is None else ["c", "s"]
 
 
 def is_minified(adata: AnnData) -> bool:
-    """Return whether a table was created by :func:`minified_copy`."""
+    """Return whether a table of cells was created by :func:`minified_copy`, with embeddings in place of inputs."""
     return bool(_get_adata_minify_type(adata) == _MINIFIED_KIND)
 
 
 def minified_copy(adata: AnnData, inputs: InputLocation, module: EmbeddingModule, z: np.ndarray) -> AnnData:
-    """Return a copy of a table with embeddings in place of inputs, X and layers.
+    """Return a minified copy of a table of cells: embeddings replace the images or features, ``X`` and the layers.
 
     Parameters
     ----------
     adata
-        Table of cells with inputs.
+        Table of cells with images or features.
     inputs
-        Place of the inputs in the table.
+        Location of the images or features in the table.
     module
         Module that computed the embeddings.
     z
-        Embeddings of all blocks, concatenated, float32 ``(N, D)``.
+        Embeddings, float32 ``(N, D)``: z_c and, if the model has it, z_s, concatenated.
     """
     uns = {key: value for key, value in adata.uns.items() if key not in (_SCVI_UUID_KEY, _MANAGER_UUID_KEY)}
     left_out = (inputs.image_key, inputs.obsm_key)
@@ -105,7 +111,10 @@ def minified_copy(adata: AnnData, inputs: InputLocation, module: EmbeddingModule
 
 
 def missing_inputs_message(inputs: str) -> str:
-    """Return the error message for a minified table where inputs are needed; ``inputs`` names these inputs."""
+    """Return the error message for a call that needs images or features, given a minified table without them.
+
+    ``inputs`` names the location of the missing images or features.
+    """
     return (
         f"These cells are minified: embeddings stand in place of {inputs}, which this needs. Pass the full table, or "
         "attach it with model.adata = …"
@@ -113,12 +122,13 @@ def missing_inputs_message(inputs: str) -> str:
 
 
 def stored_embeddings(adata: AnnData, module: EmbeddingModule) -> ImageSource:
-    """Return the source of the embeddings that a minified table holds in place of inputs.
+    """Return an object that reads the embeddings stored in a minified table, by row numbers.
 
     Raises
     ------
     ValueError
-        If the table lacks embeddings, or its embeddings were computed with other weights.
+        If the table lacks embeddings, or its embeddings were computed with weights that differ from those of
+        ``module``.
     """
     if _EMBEDDINGS_KEY not in adata.obsm or adata.uns[_DIGESTS_KEY]["weights"] != _digest_weights(module):
         msg = (
@@ -130,9 +140,9 @@ def stored_embeddings(adata: AnnData, module: EmbeddingModule) -> ImageSource:
 
 
 def digest_of_inputs(adata: AnnData) -> str:
-    """Return the digest of the inputs from which the embeddings of a minified table were computed.
+    """Return the digest (hash) of the images or features from which the embeddings of a minified table were computed.
 
-    It is empty if the embeddings have changed since, for example because rows were selected.
+    The digest is an empty text if the stored embeddings have changed since, for example because rows were selected.
     """
     of = adata.uns[_DIGESTS_KEY]
     return str(of["inputs"]) if of["embeddings"] == _digest(adata, _STORED) else ""
@@ -143,7 +153,7 @@ def _digest(adata: AnnData, inputs: InputLocation) -> str:
 
 
 def _digest_weights(module: EmbeddingModule) -> str:
-    """Return a digest of the preprocessing and the networks, on which embeddings depend."""
+    """Return a digest (hash) of all weights and statistics on which embeddings depend: preprocessing and encoders."""
     digest = hashlib.sha256()
     for part in filter(None, (module.preprocess, module.content, module.style)):
         for name, tensor in part.state_dict().items():

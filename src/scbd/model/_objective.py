@@ -1,4 +1,7 @@
-"""The network and the objective of SCBD: two blocks and three losses (paper, eq. 1), in plain torch."""
+"""Network and objective of SCBD in plain torch: two encoders, which compute z_c and z_s, and three losses.
+
+The objective is eq. 1 of the paper.
+"""
 
 from __future__ import annotations
 
@@ -39,40 +42,55 @@ Invariance = Literal["variance", InvarianceReduction]
 Positives = Literal["all", "other_environments"]
 
 
-# weight of the supervised loss of single cells relative to that of sets: a set may show an effect that its cells do not
+# weight of the supervised loss of single cells if it is added to the supervised loss of sets of cells, which has weight
+# 1; a set is a mean of several cells of one perturbation, and may show an effect that its single cells do not show
 _SINGLE_CELL_WEIGHT = 0.5
 
 
 class EmbeddedBatch(NamedTuple):
-    """Embeddings of a batch in all blocks."""
+    """Embeddings of the cells of a batch, and the intermediate values of the networks that the losses use."""
 
     z: tuple[Tensor, ...]
-    """z_c and, if the model has this block, z_s; ``(B, D)`` each."""
+    """z_c and, if the model has it, z_s: one tensor ``(B, D)`` each."""
     passed: list[Tensor]
-    """Intermediate representations of z_c: one of each stage of the encoder, and r_c; ``(B, features)`` each.
+    """Intermediate representations in the encoder of z_c, ``(B, features)`` each.
 
-    The list is empty if the form of the invariance loss does not use them.
+    There is one for each stage (resolution) of the encoder, followed by r_c, the output of the encoder before the
+    projection to z_c. The list is empty if the chosen form of the invariance loss does not use intermediate
+    representations.
     """
     h: Tensor | None = None
-    """Projections ``(B, D)``: z_c before scaling to unit length. Given if sets of cells are averaged."""
+    """Projections of the cells, ``(B, D)``: the vectors that are scaled to unit length to give z_c.
+
+    `None` unless the supervised loss uses averages of several cells of a perturbation.
+    """
 
     def gathered(self) -> EmbeddedBatch:
-        """Return the joint batch of all processes."""
+        """Return the embeddings of the cells of all processes of distributed training, joined to one batch."""
         h = None if self.h is None else gather_rows(self.h)
         return EmbeddedBatch(tuple(map(gather_rows, self.z)), list(map(gather_rows, self.passed)), h)
 
 
 class SupervisedLosses(NamedTuple):
-    """Supervised losses of z_c. All fields are scalars, except ``log_normaliser``."""
+    """Supervised losses of z_c for a batch of cells. All fields are scalars, except ``log_normaliser``."""
 
     loss: Tensor
-    """Loss to minimise, with label smoothing and the chosen positives."""
+    """Loss to minimise, with the label smoothing and the positives that the user has chosen."""
     shown: Tensor
-    """Loss to log: without label smoothing and with all positives, so that it is comparable between runs."""
+    """Loss to log: without label smoothing, and with all cells of the same perturbation as positives.
+
+    It is therefore comparable between runs with different settings.
+    """
     learned: Tensor
-    """Normalised supervised information, see :func:`share_learned`."""
+    """Normalised supervised information of z_c: 0 for a collapsed embedding, at most 1.
+
+    See :func:`normalised_supervised_information`.
+    """
     log_normaliser: Tensor
-    """Normaliser :func:`scbd.nn.log_normaliser` of each cell ``(B,)``, or of each of S sets of cells ``(S,)``."""
+    """Logarithm of the softmax denominator of each cell, ``(B,)``, see :func:`scbd.nn.log_normaliser`.
+
+    If the loss uses averages of several cells of a perturbation, there is one value for each of S averages, ``(S,)``.
+    """
 
 
 class SCBDModule(EmbeddingModule):
@@ -83,15 +101,16 @@ class SCBDModule(EmbeddingModule):
     Parameters
     ----------
     preprocess
-        Preparation of the inputs.
+        Preparation of the images or features for the encoders, such as scaling and augmentation.
     encoder
-        Name or module, see :func:`scbd.nn.build_encoder`; each block has a separate copy.
+        Name of an encoder or a torch module, see :func:`scbd.nn.build_encoder`. z_c and z_s have separate copies of the
+        encoder.
     transform
-        Transform applied to features before the encoder; each block has a separate copy.
+        Transform applied to features before the encoder. z_c and z_s have separate copies of the transform.
     norm
         Normalisation in encoders that are given by name, see :func:`scbd.nn.build_encoder`.
     n_latent
-        Dimension of both embeddings.
+        Dimension of z_c, and of z_s.
     alpha
         Weight of the invariance loss, or ``"auto"``, see :class:`scbd.model.AutoAlpha`.
     temperature
@@ -100,9 +119,9 @@ class SCBDModule(EmbeddingModule):
         Label smoothing of the supervised loss of single cells in z_c, see
         :func:`scbd.nn.supervised_contrastive_loss`. The loss of sets of cells has no smoothing.
     set_size
-        Number of cells of one perturbation whose projections are averaged, before scaling to unit length, into one
-        point. The supervised loss of z_c then matches these points, and half of the loss of single cells is added. With
-        1, single cells are matched only.
+        Number of cells of one perturbation in a set. The projections of the cells are averaged, and the average is
+        scaled to unit length. The supervised loss of z_c then compares these averages, and half of the loss of single
+        cells is added. With 1, the loss compares single cells only.
     positives
         Positives of z_c: ``"all"`` cells of the same perturbation, or those in ``"other_environments"`` only, see
         :func:`scbd.nn.supervised_contrastive_loss`.
@@ -111,15 +130,16 @@ class SCBDModule(EmbeddingModule):
         (``"ye"``); `None` for a model without z_s. With several environments per cell, ``"e"`` averages the losses of
         the single environments, and ``"ye"`` pairs the perturbation with the cross of all environments.
     include_self
-        Whether the normaliser includes a cell's similarity with itself, see
+        Whether the softmax denominator of the losses includes a cell's similarity with itself, see
         :func:`scbd.nn.supervised_contrastive_loss`.
     invariance
         Form of the invariance loss: ``"variance"``, computed on the intermediate representations and z_c, see
         :func:`scbd.nn.invariance_statistic`; or a contrastive form, computed on z_c, see
         :func:`scbd.nn.invariance_loss`.
     covariates
-        Codes of C separate environments, such as plate and position, for each code of ``e``, which is their cross:
-        integer ``(E, C)``. `None` if each cell has a single environment.
+        Codes of C separate environments, such as plate and position, integer ``(E, C)``. A code of ``e`` stands for one
+        of the E combinations of these environments, and row k belongs to code k. `None` if each cell has a single
+        environment.
     controls
         Codes of the labels of controls; `None` if no controls were named.
     """  # noqa: D400
@@ -166,18 +186,19 @@ class SCBDModule(EmbeddingModule):
         self.style_target = style_target
         self.include_self = include_self
         self.invariance = invariance
-        # these follow from setup_anndata, and are therefore not saved with the weights
+        # the codes of separate environments and of controls follow from setup_anndata, so they are not saved with the
+        # weights
         self.register_buffer("covariates", None, persistent=False)
         self.register_buffer("controls", None, persistent=False)
         self.set_label_codes(covariates, controls)
         self.content = Block(encoder, preprocess.output_shape, n_latent, transform, norm=norm)
         if style_target:
             self.style = Block(encoder, preprocess.output_shape, n_latent, copy.deepcopy(transform), norm=norm)
-        self.decoder: AdditiveDecoder | None = None  # created by train_decoder
+        self.decoder: AdditiveDecoder | None = None  # a decoder is created by train_decoder
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of the objective, which a resumed run must share."""
+        """Settings of the objective, by name, which must be the same when an interrupted run is resumed."""
         return {name: getattr(self, name) for name in ("alpha", "smoothing", "set_size", "invariance")}
 
     @property
@@ -187,11 +208,13 @@ class SCBDModule(EmbeddingModule):
 
     @property
     def current_alpha(self) -> float | Tensor:
-        """Current value of alpha: the given number, or with ``"auto"`` the value found so far, a scalar."""
+        """Current weight of the invariance loss: the given number, or for ``alpha="auto"`` the value found so far."""
         return float(self.alpha) if self.auto_alpha is None else self.auto_alpha.alpha
 
     def set_label_codes(self, covariates: np.ndarray | None, controls: np.ndarray | None) -> None:
-        """Set the codes of separate environments and of controls; called again when labels have been added.
+        """Store the codes of separate environments and of controls in the module.
+
+        This method is called before each training run as well, because labels may have been added to the data.
 
         Parameters
         ----------
@@ -204,12 +227,14 @@ class SCBDModule(EmbeddingModule):
         self.covariates, self.controls = known
 
     def learned(self, z_c: Tensor, y: Groups, normaliser: Tensor) -> Tensor:
-        """Compute the normalised supervised information of z_c, without label smoothing, see :func:`share_learned`.
+        """Compute the normalised supervised information of z_c, without label smoothing.
+
+        It is 0 for a collapsed embedding and at most 1, see :func:`normalised_supervised_information`.
 
         Parameters
         ----------
         z_c
-            Embeddings of cells, or of sets of cells, ``(B, D)``.
+            Embeddings of single cells, or of averages over sets of cells of one perturbation, ``(B, D)``.
         y
             Perturbations of the cells or sets.
         normaliser
@@ -225,20 +250,23 @@ class SCBDModule(EmbeddingModule):
         return normalised_supervised_information(loss, y, include_self=self.include_self, anchors=perturbed)
 
     def perturbed(self, y: Groups) -> Tensor | None:
-        """Return a mask of the cells that are not controls, boolean ``(B,)``; `None` if no controls were named.
+        """Return a mask of the perturbed cells, boolean ``(B,)``: all cells except controls.
 
-        The supervised information of z_c is computed for these cells only. If most wells are controls, the information
-        on controls would otherwise hide that on perturbations.
+        `None` is returned if no controls were named. The supervised information of z_c is computed for perturbed cells
+        only. If most wells are controls, the information on controls would otherwise hide that on perturbations.
         """
         return None if self.controls is None else ~torch.isin(y.labels, self.controls.to(y.labels.device))
 
     def environments(self, e: np.ndarray) -> np.ndarray:
-        """Return the codes of each cell's environments, ``(N, C)``; environments of different columns differ in code.
+        """Return the codes of each cell's environments, ``(N, C)``, one for each of C separate environment columns.
+
+        Environments of different columns have different codes.
 
         Parameters
         ----------
         e
-            Codes of the environment, or of the cross of several columns, ``(N,)``.
+            Codes of the environments of the cells, ``(N,)``; with several columns, codes of the combinations of their
+            values.
         """
         if self.covariates is None:
             return super().environments(e)
@@ -255,7 +283,9 @@ class SCBDModule(EmbeddingModule):
         ramp: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Losses:
-        """Compute the losses of a batch. The supervised loss of z_c is logged without label smoothing.
+        """Compute the losses of a batch of cells.
+
+        The supervised loss of z_c that is logged has no label smoothing.
 
         Parameters
         ----------
@@ -263,12 +293,13 @@ class SCBDModule(EmbeddingModule):
             See :meth:`scbd.model.EmbeddingModule.forward`.
         numbers
             Values of continuous covariates such as time, ``(B, K)``. The invariance loss makes z_c independent of
-            smooth functions of these values. The loss of z_s does not use them, because it clusters cells by labels.
+            smooth functions of these values. The loss of z_s does not use the values, because it clusters cells by
+            labels.
         """
         return self.losses(self.blocks(self.prepare(inputs, e, generator)), y, e, numbers, ramp=ramp)
 
     def blocks(self, inputs: PreparedInputs) -> EmbeddedBatch:
-        """Embed a prepared batch in all blocks."""
+        """Compute z_c and, if the model has it, z_s of the cells of a batch whose inputs have been prepared."""
         h, passed = self.content.forward_with_intermediates(inputs.within)
         z_c = on_sphere(h)
         return EmbeddedBatch(
@@ -280,12 +311,13 @@ class SCBDModule(EmbeddingModule):
     def losses(
         self, embedded: EmbeddedBatch, y: Tensor, e: Tensor, numbers: Tensor | None = None, *, ramp: float = 1.0
     ) -> Losses:
-        """Compute the losses of embedded cells of all processes.
+        """Compute the losses of a batch from the embeddings of its cells.
 
         Parameters
         ----------
         embedded
-            Embeddings of this process's cells; they are gathered with those of the other processes.
+            Embeddings of the cells. In distributed training, these are the cells of this process; the cells of all
+            processes are gathered before the losses are computed.
         y, e, numbers, ramp
             See :meth:`forward`.
         """
@@ -312,35 +344,42 @@ class SCBDModule(EmbeddingModule):
             parts["environment_c"] = effects.embedding_statistic
         else:
             similarity = self._similarity
-            if self.set_size == 1:  # both losses use the same Gram matrix
+            # with single cells, the invariance loss and the supervised loss have the same softmax denominators
+            if self.set_size == 1:
                 similarity |= {"log_normaliser": supervised.log_normaliser}
             each = [invariance_loss(z_c, of_one, reduction=self.invariance, **similarity) for of_one in environments]
             parts["invariance_c"] = torch.stack(each).mean()
         return Losses(loss + ramp * self.current_alpha * parts["invariance_c"], parts, z_c.detach())
 
     def side_by_side(self, e: Groups) -> list[Groups]:
-        """Return one grouping of the cells for each separate environment column, or ``[e]`` if there is a single one.
+        """Return the cells grouped by environment, once for each separate environment column.
+
+        The result is ``[e]`` if there is a single column.
 
         Parameters
         ----------
         e
-            Environments of the cells, or the cross of several columns.
+            Cells grouped by environment; with several columns, by the combination of their values.
         """
         if self.covariates is None:
             return [e]
         return [Groups(codes) for codes in self.covariates.to(e.labels.device)[e.labels].T]
 
     def columns(self, e: Tensor) -> Tensor:
-        """Return the codes of each separate environment, see :meth:`scbd.model.EmbeddingModule.columns`."""
+        """Return the codes of the environments of cells in each separate environment column, ``(B, K)``.
+
+        See :meth:`scbd.model.EmbeddingModule.columns`.
+        """
         if self.covariates is None or e.ndim > 1:
             return super().columns(e)
         codes: Tensor = self.covariates.to(e.device)[e]
         return codes
 
     def matched(self, z_c: Tensor, y: Groups, h: Tensor | None) -> tuple[Tensor, Groups]:
-        """Return the points that the supervised loss of z_c matches, and their labels.
+        """Return the points that the supervised loss of z_c compares, and the perturbation labels of the points.
 
-        The points are the cells, or means of sets of cells, scaled to unit length.
+        The points are the embeddings of single cells, or averages over sets of several cells of one perturbation,
+        scaled to unit length.
 
         Parameters
         ----------
@@ -350,7 +389,7 @@ class SCBDModule(EmbeddingModule):
             Perturbations of the cells.
         h
             Projections of the cells before scaling to unit length, ``(B, D)``, which are averaged over sets; `None` to
-            match cells.
+            return single cells.
         """
         if h is None:
             return z_c, y
@@ -360,8 +399,8 @@ class SCBDModule(EmbeddingModule):
     def supervised(self, z_c: Tensor, y: Groups, e: Groups, h: Tensor | None = None) -> SupervisedLosses:
         """Compute the supervised losses of z_c: the loss to minimise, the loss to log and the supervised information.
 
-        If sets are matched, they are matched without label smoothing, and half of the loss of single cells with
-        smoothing is added.
+        The losses compare single cells, or averages over sets of several cells of one perturbation. The loss of sets
+        has no label smoothing, and half of the loss of single cells, with label smoothing, is added to it.
 
         Parameters
         ----------
@@ -370,13 +409,13 @@ class SCBDModule(EmbeddingModule):
         y, e
             Perturbations and environments of the cells.
         h
-            Projections of the cells, see :meth:`matched`; `None` to match cells.
+            Projections of the cells, which are averaged over sets, see :meth:`matched`; `None` to compare single cells.
         """
         similarity, smoothing, beside = self._similarity, self.smoothing, None
         if h is not None:
             beside = supervised_contrastive_loss(z_c, y, smoothing=smoothing, **similarity)
             smoothing, (z_c, y) = 0.0, self.matched(z_c, y, h)
-        # all losses on z_c use the same Gram matrix
+        # the softmax denominators are computed once, and used by all losses of these points with all positives
         normaliser = log_normaliser(z_c, **similarity)
         similarity |= {"log_normaliser": normaliser}
         loss = of_all = shown = supervised_contrastive_loss(z_c, y, smoothing=smoothing, **similarity)
@@ -385,7 +424,8 @@ class SCBDModule(EmbeddingModule):
         if self.positives != "all":
             loss = supervised_contrastive_loss(z_c, y, environments=e, smoothing=smoothing, **self._similarity)
         if smoothing:
-            # logged without smoothing: a smoothed loss is close to that of a collapsed embedding even after learning
+            # the logged loss has no label smoothing, since a smoothed loss stays close to that of a collapsed embedding
+            # even if z_c distinguishes perturbations
             with torch.no_grad():
                 shown = supervised_contrastive_loss(z_c, y, **similarity)
         perturbed = self.perturbed(y)
@@ -398,16 +438,19 @@ class SCBDModule(EmbeddingModule):
 
     @property
     def _similarity(self) -> dict[str, Any]:
-        """Arguments of all contrastive losses: temperature and normaliser."""
+        """Arguments that all contrastive losses share.
+
+        They are the temperature, and the choice to include a cell's similarity with itself in the softmax denominator.
+        """
         return {"temperature": self.temperature, "include_self": self.include_self}
 
     def make_decoder(self, likelihood: Likelihood, width: int) -> AdditiveDecoder:
-        """Create an untrained decoder of all blocks.
+        """Create an untrained decoder, which maps z_c and, if the model has it, z_s to images or features.
 
         Parameters
         ----------
         likelihood
-            ``"bernoulli"`` or ``"gaussian"``.
+            Likelihood of the inputs given the embeddings: ``"bernoulli"`` or ``"gaussian"``.
         width
             Number of channels of the decoder's layers.
         """
@@ -415,13 +458,19 @@ class SCBDModule(EmbeddingModule):
         return AdditiveDecoder(n_latents, self.preprocess.output_shape, width=width, likelihood=likelihood)
 
     def on_load(self, model: Any, **kwargs: Any) -> None:
-        """Create the decoder if one was saved with the model (scvi-tools calls this method on loading)."""
+        """Create the decoder of a loaded model if a decoder was saved with the model.
+
+        scvi-tools calls this method before it loads the weights.
+        """
         if model.decoder_settings_:
             self.decoder = self.make_decoder(model.decoder_settings_["likelihood"], model.decoder_settings_["width"])
 
 
 def _check_alpha(alpha: Alpha, invariance: str) -> None:
-    """Raise ``ValueError`` unless alpha is a valid weight, or ``"auto"`` with the form ``"variance"`` of invariance."""
+    """Raise a ``ValueError`` unless alpha is a valid weight of the invariance loss.
+
+    Valid are non-negative numbers, and ``"auto"`` if the form of the invariance loss is ``"variance"``.
+    """
     check_choice("invariance", invariance, Invariance)
     if not isinstance(alpha, str):
         check_number("alpha", alpha)

@@ -1,4 +1,7 @@
-"""The training plan (Lightning module) of all models, and the linear head that can be trained alongside a model."""
+"""Training plan of all models: the Lightning module that defines a training step, the optimiser and the logging.
+
+The file also holds the linear classifier of perturbations that can be trained alongside a model.
+"""
 
 from __future__ import annotations
 
@@ -28,30 +31,31 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# number of validation embeddings from which total variance and effective rank are computed
+# approximate maximum number of validation cells from whose z_c the total variance and the effective rank are computed
 _MAX_HEALTH_CELLS = 8192
 
 
 class OnlineHead(Callback):
     """Linear classifier of the perturbation on r_c, trained alongside the encoder as the paper's authors do.
 
-    In each step, the head is trained by cross-entropy on the representations from the encoder's own forward pass. The
-    head has a separate AdamW optimiser, and its gradient does not reach the encoder. The encoder is therefore trained
-    exactly as without the head. The weights of the head are part of the training plan.
+    r_c is the output of the encoder of z_c before the projection. In each training step, the classifier is trained by
+    cross-entropy on the r_c that the encoder has computed for its own loss. The classifier has a separate AdamW
+    optimiser, and its gradient does not reach the encoder. The encoder is therefore trained exactly as without the
+    classifier. The weights of the classifier are part of the training plan.
 
     Parameters
     ----------
     network
-        Network of z_c.
+        Network that computes r_c and z_c.
     n_labels
-        Number of perturbations.
+        Number of perturbations, which are the classes.
     lr, weight_decay
-        Learning rate and weight decay of the head's AdamW.
+        Learning rate and weight decay of the classifier's AdamW optimiser.
     seed
-        Seed of the initial weights.
+        Seed of the classifier's random initial weights.
     weights
-        Arrays ``weight`` and ``bias`` of an earlier run, from which training continues. Labels that have been
-        registered since then keep their random initial weights.
+        Arrays ``weight`` and ``bias`` of the classifier at the end of an earlier run, from which training continues.
+        Perturbations that were registered after that run start from random weights.
     """
 
     def __init__(
@@ -65,21 +69,26 @@ class OnlineHead(Callback):
         weights: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self._network, self._lr, self._weight_decay = network, lr, weight_decay
-        with torch.random.fork_rng(devices=[]):  # do not change the global random state
+        # The random initial weights must not change the state of torch's global random number generator.
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.linear = nn.Linear(network.width("intermediate"), n_labels)
         with torch.no_grad():
             for name, values in (weights or {}).items():
                 self.linear.get_parameter(name)[: len(values)] = torch.from_numpy(values)
-        # no gradient while Lightning wraps the plan: distributed training would wait for gradients of parameters that
-        # are not part of the loss
+        # The classifier's parameters require no gradient until training starts. Distributed training registers all
+        # parameters that require a gradient, and would wait in every step for gradients of the classifier, which is not
+        # part of the loss.
         self.linear.requires_grad_(False)
         self._features: Tensor | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._state: dict[str, Any] | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Create the optimiser, restore its state if the run is resumed, and start to record r_c."""
+        """Create the classifier's optimiser, and start to record the r_c of each forward pass.
+
+        If the run is resumed, the state of the optimiser is restored from the checkpoint.
+        """
         self.linear.requires_grad_(True)
         self._optimizer = torch.optim.AdamW(self.linear.parameters(), lr=self._lr, weight_decay=self._weight_decay)
         if self._state is not None:
@@ -89,7 +98,10 @@ class OnlineHead(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, plan: L.LightningModule, outputs: Any, batch: dict[str, Tensor], batch_idx: int
     ) -> None:
-        """Train the head on the batch, unless r_c is not finite, which a plan may tolerate."""
+        """Train the classifier on the recorded r_c of the batch.
+
+        A batch whose r_c contains NaN or infinity is skipped, since some training plans tolerate such a batch.
+        """
         assert self._features is not None and self._optimizer is not None
         features, y = gather_rows(self._features), gather_rows(batch["y"])
         self._features = None
@@ -102,17 +114,20 @@ class OnlineHead(Callback):
         plan.log("train_online_head", loss.detach(), on_step=True, on_epoch=False)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Stop recording r_c, even after an error."""
+        """Stop recording r_c. Lightning calls this method at the end of a run, even after an error."""
         if hasattr(self, "_handle"):
             self._handle.remove()
         self._features = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the optimiser; the weights are saved with the plan."""
+        """Return the state of the classifier's optimiser for a checkpoint, which holds the weights already."""
         return {} if self._optimizer is None else self._optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Store the state of the optimiser until training starts, when the weights are on their device."""
+        """Keep the state of the classifier's optimiser from a checkpoint until training starts.
+
+        The optimiser is created only then, when the weights have been moved to their device.
+        """
         self._state = state_dict
 
     def _record(self, features: Tensor) -> None:
@@ -121,36 +136,40 @@ class OnlineHead(Callback):
 
 
 class TrainingPlan(L.LightningModule):
-    """Lightning module that defines the training step, the logging and the optimiser of an objective.
+    """Lightning module that defines the training step, the logging and the optimiser for the module of a model.
 
-    A model with another training step derives a class from this one, and names that class in its ``traits``.
+    A model that needs a different training step has a subclass of this class, which is set as ``plan`` in the
+    ``traits`` of the model.
 
     Parameters
     ----------
     module
-        Objective to train: an :class:`EmbeddingModule`, or an objective that contains one.
+        Module to train: an :class:`EmbeddingModule`, or a wrapper around it that computes another loss.
     lr, weight_decay
-        Learning rate and weight decay of AdamW.
+        Learning rate and weight decay of the AdamW optimiser.
     encoder_lr
-        Learning rate of the encoders, if it differs from ``lr``; 0 freezes the encoders.
+        Learning rate of the encoders, if it differs from the learning rate ``lr`` of all other parameters. With 0, the
+        encoders are frozen.
     lr_decay
-        Whether learning rates decay to 0 along half a cosine, from the first step of the run to its last.
+        Whether learning rates decay to 0 along half a cosine, from the first to the last step of the run.
     n_steps_alpha_warmup
-        Number of steps over which alpha rises linearly from 0 to its full value; 0 for no warm-up.
+        Number of steps over which alpha, the weight of the invariance loss, rises linearly from 0 to its full value. 0
+        means no warm-up.
     seed
-        Seed of the random orientations of training images.
+        Seed of the random flips and rotations of training images.
     first_step
-        Number of steps of earlier runs. Their random orientations are not used again.
+        Number of steps of earlier runs of the model. The random flips and rotations of earlier runs are not repeated.
     settings
-        Settings that must not change when a run is resumed. They are saved in each checkpoint.
+        Settings that must be equal when an interrupted run is resumed. They are saved in each checkpoint.
     head
-        Linear classifier that is trained alongside the module, see ``online_head`` of :meth:`scbd.SCBDModel.train`.
+        Linear classifier of perturbations that is trained alongside the module, see ``online_head`` of
+        :meth:`scbd.SCBDModel.train`.
 
     Examples
     --------
     >>> from dataclasses import replace
     >>> class Halved(scbd.model.TrainingPlan):
-    ...     def ramp(self, step):  # invariance at half of its weight, to begin with
+    ...     def ramp(self, step):  # half of the weight of the invariance loss in the first 100 steps
     ...         return 0.5 if step < 100 else super().ramp(step)
     >>> class HalvedModel(scbd.SCBDModel):
     ...     traits = replace(scbd.SCBDModel.traits, plan=Halved)
@@ -158,9 +177,11 @@ class TrainingPlan(L.LightningModule):
     >>> HalvedModel(adata, encoder="small").train(max_steps=2)
     """
 
-    # number of consecutive non-finite losses that do not stop training; above 0 only in plans that skip their gradients
+    # number of consecutive training losses that may be NaN or infinite before training is stopped; above 0 only in
+    # training plans that skip the gradients of such losses
     tolerated_losses: ClassVar[int] = 0
-    # number of steps, including those of earlier runs, before the full objective applies (pre-training, for example)
+    # number of preliminary steps (for example pre-training), counted from the first run, in which the loss still lacks
+    # some of its terms
     preliminary_steps: int = 0
 
     def __init__(
@@ -183,7 +204,8 @@ class TrainingPlan(L.LightningModule):
         check_count("n_steps_alpha_warmup", n_steps_alpha_warmup, 0)
         check_forward(module)
         self.module = module
-        self.head = None if head is None else head.linear  # moved and saved with this module
+        # The linear layer of the classifier is a submodule, so that it is moved to the device and saved with this plan.
+        self.head = None if head is None else head.linear
         self._head_callbacks: list[Callback] = [] if head is None else [head]
         self.lr = lr
         self.weight_decay = weight_decay
@@ -201,11 +223,13 @@ class TrainingPlan(L.LightningModule):
         self._validation_information: list[Tensor] = []
 
     def configure_optimizers(self) -> Any:
-        """Create AdamW with torch's default epsilon, and the decay of its learning rate.
+        """Create the AdamW optimiser and the schedule of its learning rate, for Lightning.
 
-        The epsilon of scvi-tools, 0.01, would be larger than typical gradients of these losses.
+        Epsilon of AdamW has the default value of torch. The value of scvi-tools, 0.01, would be larger than typical
+        gradients of the contrastive losses.
         """
-        # fused: one kernel for all parameters, which Lightning does not combine with gradient clipping
+        # Fused AdamW updates all parameters in one kernel. Lightning does not support it together with gradient
+        # clipping.
         fused = self.module.device.type in ("cpu", "cuda") and not self.trainer.gradient_clip_val
         groups = self.parameter_groups()
         optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay, fused=fused)
@@ -216,7 +240,10 @@ class TrainingPlan(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the parameters to optimise, in groups with their learning rates; freeze or unfreeze the encoders."""
+        """Return the parameters to optimise, in groups with equal learning rates.
+
+        The method also freezes the encoders if ``encoder_lr`` is 0, and unfreezes them otherwise.
+        """
         for part in self._encoders:
             part.freeze(self.encoder_lr == 0)
         if self.encoder_lr is None:
@@ -227,7 +254,10 @@ class TrainingPlan(L.LightningModule):
         return [{"params": others}, *([{"params": own, "lr": self.encoder_lr}] if self.encoder_lr else [])]
 
     def _check_encoders(self) -> None:
-        """Raise ``ValueError`` if the model has no encoder, or has no other parameters while the encoder is frozen."""
+        """Raise ``ValueError`` if the argument ``encoder_lr`` does not suit the model.
+
+        This is the case if the model has no encoder, or if ``encoder_lr=0`` would freeze all parameters of the model.
+        """
         if not self._encoders:
             msg = "encoder_lr: this model has no encoder, leave it out."
             raise ValueError(msg)
@@ -237,21 +267,26 @@ class TrainingPlan(L.LightningModule):
             raise ValueError(msg)
 
     def configure_callbacks(self) -> list[Callback]:
-        """Return the callback that trains the online head, if there is one."""
+        """Return a list with the callback that trains the linear classifier of perturbations; empty without it."""
         return self._head_callbacks
 
     def ramp(self, step: int) -> float:
-        """Return the factor, from 0 to 1, of alpha or of another weight that warms up, at a step of this run."""
+        """Return the factor, from 0 to 1, by which alpha is multiplied at a step of this run during its warm-up.
+
+        Other objectives multiply the weight of a different term of their loss by this factor.
+        """
         return min(1.0, step / self.n_steps_alpha_warmup) if self.n_steps_alpha_warmup else 1.0
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Return the loss of a batch, and log its parts."""
+        """Return the loss of a training batch, and log the loss and its terms."""
         step, rule, of_step = self.global_step, self.module.alpha_rule, self.trainer.accumulate_grad_batches
-        # seeding each batch separately gives a resumed run the same image orientations as an uninterrupted run
+        # The random flips and rotations of each batch have a seed of their own, computed from the number of the batch.
+        # A resumed run therefore flips and rotates images in the same way as an uninterrupted run.
         number = (self.first_step + step) * of_step + batch_idx % of_step
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         losses = self._losses(batch, ramp=self.ramp(step), generator=generator)
-        # not at each step: logging takes milliseconds, which is as long as a training step on a GPU
+        # Losses are not logged at each step, because logging takes milliseconds, which is as long as a training step on
+        # a GPU.
         if (step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self._log("train", losses, len(batch["y"]))
             if rule is not None:
@@ -261,7 +296,11 @@ class TrainingPlan(L.LightningModule):
         return losses.loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Log the losses of a validation batch, with the full alpha, or with the current alpha of ``"auto"``."""
+        """Log the losses of a validation batch.
+
+        The weight alpha of the invariance loss has its full value even during warm-up. With ``alpha="auto"``, it has
+        the current value.
+        """
         losses = self._losses(batch)
         self._log("validation", losses, len(batch["y"]))
         if self.module.alpha_rule is not None:
@@ -270,7 +309,11 @@ class TrainingPlan(L.LightningModule):
             self._embeddings.append(losses.z_c)
 
     def on_validation_epoch_end(self) -> None:
-        """Log total variance and effective rank of z_c, if the module returns z_c; update alpha if it is ``"auto"``."""
+        """Log the total variance and the effective rank of z_c at the end of a validation, to show a collapse.
+
+        The two are logged only if the module returns z_c with its losses. With ``alpha="auto"``, alpha is also adapted
+        to the supervised information of the validation cells.
+        """
         if self.module.alpha_rule is not None:
             self.module.alpha_rule.validate(
                 torch.stack(self._validation_information), self._information_of_training_cells()
@@ -282,7 +325,7 @@ class TrainingPlan(L.LightningModule):
             self._embeddings.clear()
 
     def _losses(self, batch: dict[str, Tensor], **how: Any) -> Losses:
-        """Return the losses of a batch, or raise a ``TypeError`` if the module returns anything else."""
+        """Return the losses of a batch; raise ``TypeError`` if the module does not return :class:`Losses`."""
         losses = self.module(**batch, **how)
         if not isinstance(losses, Losses):
             msg = (
@@ -293,19 +336,23 @@ class TrainingPlan(L.LightningModule):
         return losses
 
     def _information_of_training_cells(self) -> Tensor:
-        """Return the normalised supervised information of training cells, one number per batch.
+        """Compute the normalised supervised information of z_c in batches of training cells, one number per batch.
 
-        The batches are drawn in the same way as validation batches. Comparing the two shows overfitting.
+        The batches are drawn in the same way as validation batches. If the information in the validation batches is
+        lower, the model has overfitted the training cells.
         """
-        trainer, learned = self.trainer, []
-        # not a validation step, which would call the validation hooks of callbacks
+        trainer = self.trainer
+        # The module is called directly. A validation step of Lightning would call the validation hooks of callbacks,
+        # although these cells are training cells.
         with trainer.precision_plugin.val_step_context():
-            for batch in trainer.datamodule.matched_dataloader():  # type: ignore[attr-defined]
-                learned.append(self.module(**trainer.strategy.batch_to_device(batch)).parts["learned_c"])
+            learned = [
+                self.module(**trainer.strategy.batch_to_device(batch)).parts["learned_c"]
+                for batch in trainer.datamodule.matched_dataloader()  # type: ignore[attr-defined]
+            ]
         return torch.stack(learned) if learned else torch.empty(0)
 
     def on_train_start(self) -> None:
-        """Warn in the log if the run ends before the preliminary steps do."""
+        """Log a warning if the run ends during the preliminary steps, so that some terms of the loss never apply."""
         last = self.first_step + self.trainer.max_steps
         if last <= self.preliminary_steps and self.trainer.is_global_zero:
             logger.warning(
@@ -317,16 +364,20 @@ class TrainingPlan(L.LightningModule):
             )
 
     def on_train_end(self) -> None:
-        """Copy the buffers of the first process to all others, while the module is still on its device."""
+        """Copy the buffers of the module (such as running means) from the first process to all other processes.
+
+        This is done at the end of training, while the module is still on its device.
+        """
         broadcast_buffers(self.module)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the settings to the checkpoint."""
+        """Add the settings of the run to the checkpoint, so that a resumed run can be compared with them."""
         checkpoint["scbd_settings"] = self.settings
 
     def _log(self, stage: Literal["train", "validation"], losses: Losses, batch_size: int) -> None:
         for name, value in {"loss": losses.loss, **losses.parts}.items():
-            # with both on_step and on_epoch, Lightning would add suffixes to the names
+            # Losses are logged either per step (training) or per epoch (validation). If both were requested, Lightning
+            # would add suffixes to the names of the losses.
             training = stage == "train"
             self.log(
                 f"{stage}_{name}",
@@ -340,7 +391,10 @@ class TrainingPlan(L.LightningModule):
 
 
 def check_forward(module: Objective) -> None:
-    """Raise ``TypeError`` unless ``forward`` accepts the arguments of the plan in training and in validation."""
+    """Raise ``TypeError`` unless ``forward`` of a module accepts the arguments with which the training plan calls it.
+
+    The arguments are ``inputs``, ``y`` and ``e`` in validation. In training, ``ramp`` and ``generator`` are added.
+    """
     signature, batch = inspect.signature(module.forward), ("inputs", "y", "e")
     try:
         for given in (batch, (*batch, "ramp", "generator")):

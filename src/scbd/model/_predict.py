@@ -1,4 +1,4 @@
-"""Prediction of perturbations by a linear classifier that was trained together with the encoder."""
+"""Prediction of the perturbation of cells by a linear classifier that was trained together with the encoder."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 
 
 class PredictMixin(EmbedMixin):
-    """Mixin that adds :meth:`predict` to a model."""
+    """Mixin that adds :meth:`predict`, which predicts the perturbation of cells, to a model."""
 
     online_head_: dict[str, np.ndarray]
 
     @property
     def can_predict(self) -> bool:
-        """True if the model has a linear classifier: as part of its objective, or from ``train(online_head=True)``."""
+        """True if the model has a linear classifier that predicts perturbations.
+
+        The classifier is part of the model's objective, or was trained by ``train(online_head=True)``.
+        """
         return self._objective_head is not None or bool(getattr(self, "online_head_", {}))
 
     @explain_arguments()
@@ -39,13 +42,14 @@ class PredictMixin(EmbedMixin):
     ) -> np.ndarray:
         """Predict the perturbation of cells with a linear classifier on the intermediate representation r_c.
 
-        In a classifier model, the linear classifier is part of the objective. Other models have one if they were
-        trained with ``online_head=True``; the paper's authors report scores of such a classifier.
+        r_c is the output of the encoder of z_c before its projection. In a classifier model, the linear classifier is
+        part of the objective. Other models have a linear classifier if they were trained with ``online_head=True``; the
+        paper's authors report scores of such a classifier.
 
         Parameters
         ----------
         adata
-            Cells with inputs. Default: the training data.
+            Table of cells with images or features. Default: the training data.
         indices
             Row numbers in the order of the output, or a boolean mask. Default: all cells.
         return_proba
@@ -55,8 +59,8 @@ class PredictMixin(EmbedMixin):
 
         Returns
         -------
-        Labels, ``(len(indices),)``; or probabilities, float32 ``(len(indices), n_labels)``, with labels in the order of
-        the registered categories.
+        Predicted labels, ``(len(indices),)``. With ``return_proba=True``, probabilities, float32
+        ``(len(indices), n_labels)``, with the labels in the order of the registered categories.
 
         Raises
         ------
@@ -78,13 +82,13 @@ class PredictMixin(EmbedMixin):
         if return_proba:
             return logits.softmax(1).numpy()
         categories = self._registered(Y_REGISTRY)["categories"]
-        # numpy would convert an array of both numbers and text to text
+        # labels that mix numbers and text form an array of objects, since numpy would otherwise convert numbers to text
         alike = len({type(category) for category in categories}) == 1
         return np.array(categories, dtype=None if alike else object)[logits.argmax(1).numpy()]
 
     @property
     def _objective_head(self) -> nn.Linear | None:
-        """Linear classifier that is part of the objective; `None` if the model has none."""
+        """Linear classifier of perturbations in the model's objective; `None` if the objective has no classifier."""
         return None
 
     def _head(self) -> nn.Linear:

@@ -1,4 +1,8 @@
-"""Choice of the reference cells from which the effect of an environment is estimated."""
+"""Choice of the reference cells, from which the mean and standard deviation of an environment are estimated.
+
+Reference cells are the controls of the environment or all of its cells. All cells are suitable only if environments
+contain the same perturbations, or perturbations so numerous that no single one affects the mean.
+"""
 
 from __future__ import annotations
 
@@ -19,43 +23,51 @@ if TYPE_CHECKING:
 ReferenceKind = Literal["controls", "cells"]
 StandardizeBy = Literal["auto", ReferenceKind] | None
 
-# minimum number of controls for an environment to be standardised by its controls; minimum fraction of the cells that
-# lie in such environments for "auto" to choose controls
+# _MIN_CONTROLS_PER_ENVIRONMENT is the minimum number of controls with which an environment is standardised by its
+# controls. _MIN_FRACTION_WITH_CONTROLS is the minimum fraction of the cells that must lie in environments with this
+# number of controls for standardize_by="auto" to choose controls as reference cells.
 _MIN_CONTROLS_PER_ENVIRONMENT, _MIN_FRACTION_WITH_CONTROLS = 4, 0.9
-# maximum of `unlikeness`: above it, effects of perturbations would be mistaken for the effect of an environment
+# maximum distance (see frequency_distance) between the perturbation frequencies of an environment and those of all
+# cells; above it, the mean over all cells of the environment would contain effects of its perturbations
 _MAX_FREQUENCY_DISTANCE = 0.05
-# minimum of `in_common` for environments to count as containing the same perturbations; some differ by chance
+# minimum overlap (see frequency_overlap) of perturbation frequencies at which environments count as containing the same
+# perturbations; it is below 1 because frequencies also differ by chance
 _MIN_OVERLAP = 0.75
-# lower bound of the expected overlap in `in_common`: if randomly drawn cells overlap less with all cells, there are too
-# few cells per perturbation (for example on a plate with half of the perturbations, one well each)
+# lower bound of the overlap of perturbation frequencies that is expected by chance, by which the observed overlap is
+# divided. The expected overlap is below this bound if an environment has too few cells per perturbation to judge, for
+# example on a plate with half of the perturbations in one well each.
 _MIN_EXPECTED_OVERLAP = 0.7
-# number of reference cells: maximum per environment, maximum over all environments of a column, minimum per environment
-# even if the second number is then exceeded (also the minimum of labelled cells to judge which perturbations there are)
+# Reference cells are drawn at random: at most _MAX_PER_ENVIRONMENT cells per environment, and at most
+# _MAX_REFERENCE_CELLS in total over all environments of a column. With very many environments, the total is exceeded,
+# because up to _MIN_PER_ENVIRONMENT cells are drawn from each environment. _MIN_PER_ENVIRONMENT is also the minimum
+# number of labelled cells from which the perturbation frequencies of an environment are estimated (fewer suffice if
+# they are at least half of the cells of the environment).
 _MAX_PER_ENVIRONMENT, _MAX_REFERENCE_CELLS, _MIN_PER_ENVIRONMENT = 256, 65_536, 32
-# number of cells that are read at once
+# number of reference cells whose inputs are read at once
 _BLOCK = 512
 
 
 def choose_reference_kind(
     asked: StandardizeBy, y: np.ndarray, e: np.ndarray, controls: np.ndarray | None
 ) -> tuple[ReferenceKind | None, ReferenceKind | None]:
-    """Choose the reference cells for the environments of a column: controls, all cells, or none.
+    """Choose the kind of reference cells for the environments of one column: controls, all cells, or no cells.
 
     With ``"auto"``, the first choice that applies is taken:
 
     1. all cells, if most environments contain the same perturbations;
     2. controls, if at least 90 % of the cells lie in environments with four or more controls;
     3. all cells, if most environments contain enough perturbations that no single one affects their mean;
-    4. none.
+    4. no cells: inputs are not standardised per environment.
 
-    If both controls and all cells are possible, inputs are standardised with the controls, and z_c is centred with
-    whichever of the two has the smaller standard error of its mean. An environment that contains other perturbations
-    than most is standardised with its controls, see :func:`select_reference_cells`.
+    If both the second and the third choice are possible, inputs are standardised with the controls, and the offset of
+    an environment in z_c is estimated from controls or from all cells, whichever gives the smaller standard error. Even
+    if the choice is all cells, a single environment whose perturbations differ from those of most environments is
+    standardised with its controls, see :func:`select_reference_cells`.
 
     Parameters
     ----------
     asked
-        Argument ``standardize_by`` of the model. Other values than ``"auto"`` are returned unchanged.
+        Argument ``standardize_by`` of the model. Values other than ``"auto"`` are returned unchanged.
     y, e
         Codes of perturbation and environment of the training cells, ``(N,)``.
     controls
@@ -63,8 +75,8 @@ def choose_reference_kind(
 
     Returns
     -------
-    The choice for the inputs, and the alternative for z_c, which is usually the same. `None` stands for no reference
-    cells: inputs are not standardised per environment.
+    Two kinds of reference cells, ``"controls"``, ``"cells"`` or `None` (no cells). The first is for the inputs. The
+    second is the alternative for z_c, and is usually equal to the first.
 
     Warns
     -----
@@ -98,18 +110,23 @@ def choose_reference_kind(
 
 
 def frequency_distance(y: np.ndarray, e: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Compute how much the perturbation frequencies of each environment differ from those of all cells, ``(E,)``.
+    """Compute how much the perturbation frequencies within each environment differ from those of the training cells.
 
-    The value is the squared Euclidean distance between both vectors of frequencies, minus its expectation due to
-    sampling. It is about 0 if the environment contains the same perturbations as all cells, and close to 1 if it
-    contains a single perturbation.
+    Two vectors of frequencies are compared, one for the cells of the environment and one for all training cells. The
+    value is the squared Euclidean distance between them, minus the distance expected from random sampling. It is about
+    0 if the environment contains the same perturbations as the training cells, and close to 1 if it contains a single
+    perturbation.
 
     Parameters
     ----------
     y, e
-        Codes of perturbation and environment, ``(N,)``.
+        Codes of perturbation and environment of the cells, ``(N,)``.
     shares
         Frequency of each perturbation among the training cells.
+
+    Returns
+    -------
+    The distance for each environment, ``(E,)``.
     """
     own, of_y, of_e, shares = _frequencies_within_environments(y, e, shares)
     n_cells = np.bincount(e)
@@ -120,25 +137,31 @@ def frequency_distance(y: np.ndarray, e: np.ndarray, shares: np.ndarray) -> np.n
 
 
 def frequency_overlap(y: np.ndarray, e: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Compute the overlap of the perturbation frequencies of each environment with those of all cells, ``(E,)``.
+    """Compute the overlap between the perturbation frequencies within each environment and those of the training cells.
 
-    The overlap is the sum over perturbations of the smaller of the two frequencies. It is divided by its expectation
-    if the cells of the environment were drawn at random from all cells. The result is at most 1.
+    Each perturbation has a frequency within the environment and a frequency among the training cells. The overlap is
+    the sum, over perturbations, of the smaller of these two frequencies. It is divided by the overlap expected for
+    cells drawn at random from the training cells. The result is at most 1.
 
     Parameters
     ----------
     y, e
-        Codes of perturbation and environment, ``(N,)``.
+        Codes of perturbation and environment of the cells, ``(N,)``.
     shares
         Frequency of each perturbation among the training cells.
+
+    Returns
+    -------
+    The overlap for each environment, ``(E,)``.
     """
     own, of_y, of_e, shares = _frequencies_within_environments(y, e, shares)
     n_cells = np.bincount(e)
     found = np.bincount(of_e, np.minimum(own, shares[of_y]), minlength=len(n_cells))
     sizes, of_size = np.unique(n_cells, return_inverse=True)
     kinds, n_of_kind = np.unique(shares, return_counts=True)
-    # The frequency f of a perturbation among n cells drawn at random falls short of its frequency p among all cells by
-    # E[max(p - f, 0)] = p (1 - p) P(X = floor(n p)), with X binomial of n - 1 trials.
+    # Expected overlap for n cells drawn at random. A perturbation has frequency p among all cells and frequency f among
+    # the n cells, and contributes min(p, f) to the overlap. The expectation of min(p, f) is p - E[max(p - f, 0)], where
+    # E[max(p - f, 0)] = p (1 - p) P(X = floor(n p)), and X is binomial with n - 1 trials and probability p.
     others = (sizes - 1).clip(0)[:, None]
     below = kinds * (1 - kinds) * stats.binom.pmf(np.floor(sizes[:, None] * kinds), others, kinds)
     by_chance = ((kinds - below) @ n_of_kind)[of_size]
@@ -146,19 +169,35 @@ def frequency_overlap(y: np.ndarray, e: np.ndarray, shares: np.ndarray) -> np.nd
 
 
 def median_overlap(y: np.ndarray, e: np.ndarray) -> float:
-    """Return the median over cells of the :func:`frequency_overlap` of their environment with all cells."""
+    """Return the median of :func:`frequency_overlap` over the cells, each of which has the overlap of its environment.
+
+    A value near 1 means that most environments contain the same perturbations in similar proportions.
+
+    Parameters
+    ----------
+    y, e
+        Codes of perturbation and environment of the training cells, ``(N,)``.
+    """
     return float(np.median(frequency_overlap(y, e, frequencies(y))[e]))
 
 
 def _frequencies_within_environments(
     y: np.ndarray, e: np.ndarray, shares: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Compute the frequency of each perturbation within each environment, for the P pairs that occur.
+    """Compute the frequency of each perturbation within each environment, for pairs of the two that occur.
+
+    Parameters
+    ----------
+    y, e
+        Codes of perturbation and environment of the cells, ``(N,)``.
+    shares
+        Frequency of each perturbation among the training cells.
 
     Returns
     -------
-    The frequency of the perturbation in the environment, the code of the perturbation, and the code of the environment,
-    each ``(P,)``; and ``shares``, extended by zeros for perturbations that are not in training.
+    Four arrays. The first three have one entry per pair: the frequency of the perturbation within the environment, the
+    code of the perturbation, and the code of the environment. The fourth is ``shares``, extended by zeros for
+    perturbations that are absent from the training cells.
     """
     n_y = max(len(shares), int(y.max(initial=-1)) + 1)
     pairs, counts = np.unique(e.astype(np.int64) * n_y + y, return_counts=True)
@@ -173,10 +212,11 @@ def frequencies(codes: np.ndarray) -> np.ndarray:
 def select_reference_cells(
     y: np.ndarray, e: np.ndarray, controls: np.ndarray, shares: np.ndarray, same: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Select the reference cells of each environment if the training environments are standardised with all cells.
+    """Select the reference cells of each environment, for a model that uses all cells as reference cells by default.
 
-    If the training environments contain the same perturbations (``same`` is at least 0.75), the reference cells of an
-    environment are the first of these that applies:
+    A single environment may contain other perturbations than the training cells, so that the mean of all of its cells
+    would contain effects of its perturbations. If the training environments contain the same perturbations (``same`` is
+    at least 0.75), the reference cells of an environment are the first of these that applies:
 
     1. the cells of perturbations seen in training, if the environment contains these in similar proportions;
     2. its controls, if there are at least four;
@@ -188,18 +228,19 @@ def select_reference_cells(
     Parameters
     ----------
     y, e, controls
-        Code of the perturbation (-1 if missing), code of the environment, and whether a cell is a control, ``(N,)``.
+        Code of the perturbation (-1 if missing), code of the environment, and mask of the controls, ``(N,)``.
     shares
         Frequency of each perturbation among the training cells.
     same
-        Median overlap of the training environments, see :func:`median_overlap`.
+        Median overlap of perturbation frequencies between a training environment and all training cells, see
+        :func:`median_overlap`.
 
     Returns
     -------
     Two masks, boolean ``(N,)``. The first marks the reference cells according to rules 1 and 3. The second marks all
-    controls in environments with at least four controls. Rule 2 needs both masks: if an environment has no cells in the
-    first mask, its controls are brought to the mean and deviation that the controls of other environments have after
-    standardisation.
+    controls in environments with at least four controls. Rule 2 applies to environments without cells in the first
+    mask: the environment is standardised such that its controls get the mean and standard deviation that the controls
+    of other environments have after standardisation. The controls of other environments are therefore marked, too.
     """
     n_e = int(e.max(initial=-1)) + 1
     n_cells = np.bincount(e)
@@ -232,16 +273,17 @@ def select_reference_cells(
 def draw_reference_cells(
     source: ImageSource, rows: np.ndarray, codes: np.ndarray, used: np.ndarray, controls: np.ndarray | None = None
 ) -> ReferenceBatches:
-    """Draw a sample of the reference cells, with at most the same number from each environment of a column.
+    """Draw a random sample of the reference cells, with a common maximum number of cells per environment of a column.
 
     Parameters
     ----------
     source
         Inputs of all cells.
     rows
-        Rows to draw from.
+        Rows from which reference cells may be drawn.
     codes, used, controls
-        Codes of the environments and masks of the reference cells, for all cells, see :class:`Reference`.
+        For all cells: codes of their environments, mask of the reference cells, and mask of the controls that replace
+        missing reference cells, each ``(N, K)``; see :class:`ReferenceBatches`.
     """
     rng, masks = np.random.default_rng(0), [used] if controls is None else [used, controls]
     drawn = [_draw_rows(rng, rows, codes, mask) for mask in masks]
@@ -252,7 +294,23 @@ def draw_reference_cells(
 
 
 def _draw_rows(rng: np.random.Generator, rows: np.ndarray, codes: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """Draw rows from the reference cells of each column, at most the same number per environment."""
+    """Draw random rows of reference cells for each environment column, up to a common maximum per environment.
+
+    Parameters
+    ----------
+    rng
+        Random number generator.
+    rows
+        Rows that may be drawn.
+    codes
+        Codes of the environments of all cells in K columns, int64 ``(N, K)``.
+    used
+        Mask of the reference cells in each column, boolean ``(N, K)``.
+
+    Returns
+    -------
+    The rows drawn for all columns, concatenated. A row may occur once per column.
+    """
     drawn = [np.empty(0, dtype=np.int64)]
     for column, use in zip(codes.T, used.T, strict=True):
         usable = rng.permutation(rows[use[rows]])

@@ -1,4 +1,4 @@
-"""Saved models: read without executing code, and checked before they are loaded."""
+"""Reading the files of saved models without executing code in them, and checking a file before a model is loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# errors that torch raises for a file that it cannot read
+# errors that torch.load raises for a file that it cannot read
 _READ_ERRORS = (
     OSError,
     RuntimeError,
@@ -29,9 +29,10 @@ _READ_ERRORS = (
     AttributeError,
     ValueError,
 )
-# key that marks a dictionary as a saved DataFrame
+# only key of a dictionary to which a DataFrame is converted for saving; it marks the dictionary as a DataFrame
 _FRAME_KEY = "scbd.frame"
-# types that a file may hold in addition to tensors and plain values: numbers and arrays, which cannot run code
+# types that a saved file may hold in addition to tensors and plain Python values: bytes, and numbers and arrays of
+# numpy, which cannot run code when they are loaded
 _SAFE_TYPES: list[Any] = [
     bytes,
     np.ndarray,
@@ -43,30 +44,30 @@ _SAFE_TYPES: list[Any] = [
 
 
 def read_part_of_saved_file(path: Path, wanted: Callable[[Any], Any], what: str, *, allow_pickle: bool = False) -> Any:
-    """Return a part of a file that was written by :func:`torch.save`.
+    """Return a part of the content of a file that was written by :func:`torch.save`.
 
-    No code of the file is run, unless ``allow_pickle`` is true. Tensors stay on disk (memory-mapped).
+    No code in the file is run, unless ``allow_pickle`` is true. Tensors stay on disk (memory-mapped).
 
     Parameters
     ----------
     path
-        An existing file.
+        Path of an existing file.
     wanted
-        Function that extracts the part from the content of the file.
+        Function that takes the content of the file, and returns the wanted part.
     what
-        Name of such files in error messages, for example ``"checkpoint"``.
+        Kind of the file in error messages, for example ``"checkpoint"``.
     allow_pickle
         Whether to load Python objects of any kind, which can run any code.
 
     Raises
     ------
     ValueError
-        If the file is damaged or truncated, is of another kind, lacks the part, or holds Python objects that are not
-        allowed.
+        If the file is damaged or truncated, was not written by :func:`torch.save`, lacks the wanted part, or holds
+        Python objects without ``allow_pickle=True``.
     """
     try:
         with zipfile.ZipFile(path) as parts:
-            broken = parts.testzip()  # compares each file of the archive with its checksum
+            broken = parts.testzip()  # compares each file in the zip archive with its checksum; None if all agree
     except zipfile.BadZipFile:
         msg = f"{path} is no {what}, or is truncated: use another copy of it."
         raise ValueError(msg) from None
@@ -92,16 +93,16 @@ def read_part_of_saved_file(path: Path, wanted: Callable[[Any], Any], what: str,
 
 
 def check_saved_model(path: Path, class_name: str, newest: int, *, allow_pickle: bool) -> None:
-    """Check the file of a saved model before the model is loaded from it.
+    """Check that a file holds a saved model that can be loaded, before the model is loaded from it.
 
     Parameters
     ----------
     path
         Path of the file.
     class_name
-        Name of the class of the model to load.
+        Name of the model class that is to be loaded.
     newest
-        Newest format that this version of scbd can read; it can read all older formats.
+        Number of the newest file format that this version of scbd can read; it can read all older formats.
     allow_pickle
         See :func:`read_part_of_saved_file`.
 
@@ -111,7 +112,7 @@ def check_saved_model(path: Path, class_name: str, newest: int, *, allow_pickle:
         If there is no such file.
     ValueError
         If the file is damaged or truncated, is not a saved scbd model, holds a model of another class, holds Python
-        objects that are not allowed, or was written by a newer scbd.
+        objects without ``allow_pickle=True``, or was written by a newer version of scbd.
     """
     if not path.is_file():
         msg = f"There is no saved model at {path}."
@@ -130,10 +131,10 @@ def check_saved_model(path: Path, class_name: str, newest: int, *, allow_pickle:
 
 
 def to_plain_values(value: Any) -> Any:
-    """Convert a value so that it can be saved without pickling.
+    """Convert an attribute of a model so that it can be saved without pickling.
 
-    Dictionaries of any class become plain dictionaries. A DataFrame becomes a dictionary of its index and columns.
-    Other values are returned unmodified.
+    Dictionaries of any class become plain dictionaries, with converted values. A DataFrame becomes a dictionary of its
+    index and columns. Values of other types are returned unmodified.
     """
     if isinstance(value, dict):
         return {key: to_plain_values(part) for key, part in value.items()}
@@ -144,7 +145,7 @@ def to_plain_values(value: Any) -> Any:
 
 
 def from_plain_values(value: Any) -> Any:
-    """Restore a value that was converted by :func:`to_plain_values`."""
+    """Restore an attribute of a model that was converted by :func:`to_plain_values`, including its DataFrames."""
     if not isinstance(value, dict):
         return value
     if set(value) == {_FRAME_KEY}:

@@ -1,4 +1,4 @@
-"""The model of the paper, :class:`SCBDModel`, with the interface of scvi-tools."""
+"""The main model of the package, :class:`SCBDModel` (Makino et al., 2025), with the interface of scvi-tools."""
 
 from __future__ import annotations
 
@@ -28,32 +28,38 @@ if TYPE_CHECKING:
     from scbd.model._interfaces import Alpha
     from scbd.model._reference_cells import StandardizeBy
 
-# set_size="auto": number of perturbations from which on cells are averaged in sets, and cells per set; among that many
-# perturbations, a single cell rarely shows which one it has
+# With set_size="auto" and at least _MIN_PERTURBATIONS_FOR_SETS perturbations, the supervised loss also contrasts means
+# of _DEFAULT_SET_SIZE cells of the same perturbation, because a single cell rarely shows which of the many
+# perturbations it has received.
 _MIN_PERTURBATIONS_FOR_SETS, _DEFAULT_SET_SIZE = 30, 4
-# number of cells used to test whether perturbation means differ, before a warning is raised
+# maximum number of cells used to test whether the mean z_c differs between perturbations, before a warning that z_c
+# does not carry the perturbation
 _MEANS_TEST_CELLS = 2_048
-# further keyword arguments with their defaults: of the preprocessing, of the transform of features, of the module
+# further keyword arguments of SCBDModel for the preprocessing of inputs, with their defaults
 _PREPARATION: dict[str, Any] = {"intensity": "auto", "standardize": True, "clip": 20.0}
+# further keyword arguments of SCBDModel for the linear transform of features, with their defaults
 _TRANSFORM: dict[str, Any] = {"whitening": "auto", "whitening_kwargs": None}
+# further keyword arguments of SCBDModel for the torch module (networks and losses), with their defaults
 _MODULE: dict[str, Any] = {"set_size": "auto", "norm": "batch", "positives": "all", "include_self": False}
 
 
 class SCBDModel(DecodeMixin, ImageModel):
     r"""Supervised Contrastive Block Disentanglement (Makino et al., 2025).
 
-    The model learns two embeddings from images of cells, or from features of cells or wells. :math:`z_c` is clustered
-    by the perturbation ``y`` and invariant to the environment ``e``. :math:`z_s` is clustered by the environment.
+    The model learns two embeddings from images of cells, or from features of cells or wells. The embedding :math:`z_c`
+    is clustered by the perturbation ``y`` and is invariant to the environment ``e``. The embedding :math:`z_s` is
+    clustered by the environment.
 
-    z_c can be made invariant to several environments per cell, such as plate and position, and to numbers, such as the
-    time of imaging (see ``e_columns`` and ``continuous_covariate_keys`` of :meth:`setup_anndata`).
+    z_c can be made invariant to several environments per cell, such as plate and position, and to continuous
+    covariates, such as the time of imaging (see ``e_columns`` and ``continuous_covariate_keys`` of
+    :meth:`setup_anndata`).
 
     Parameters
     ----------
     adata
         Table of cells that was registered with :meth:`setup_anndata`.
     encoder
-        Name of the encoder, or any module that maps inputs to vectors:
+        Name of the encoder, or any torch module that maps inputs to vectors:
 
         - for images, ``"resnet18"``, ``"resnet50"``, ``"densenet121"`` or ``"small"`` (for tiny images and quick runs);
         - for features, ``"linear"``, a linear map that starts as the identity, or ``"mlp"``.
@@ -66,28 +72,29 @@ class SCBDModel(DecodeMixin, ImageModel):
         but at most 300 if features are whitened. The paper uses 64 for batch correction and 128 for domain
         generalisation.
     alpha
-        Weight of the invariance loss, which makes z_c independent of e. With 0, z_c is not made invariant. With too
-        large a weight, z_c does not learn the perturbation. The scale of alpha depends on ``invariance``. With
-        ``"auto"``, which requires ``invariance="variance"``, alpha is adapted during training, see
-        :class:`scbd.model.AutoAlpha`.
+        Weight of the invariance loss, which makes z_c independent of the environment. With 0, z_c is not made
+        invariant. With too large a weight, z_c does not learn the perturbation. The scale of alpha depends on the form
+        of the invariance loss, ``invariance``. With ``"auto"``, which requires ``invariance="variance"``, alpha is
+        adapted during training, see :class:`scbd.model.AutoAlpha`.
     style_target
         Labels by which z_s is clustered. ``"e"`` stands for the environment; if there are several columns of
         environments, the loss is averaged over them. ``"ye"`` stands for the combination of perturbation and
         environment (domain generalisation). With `None`, the model has no z_s, as in the paper's ablation.
     invariance
         Form of the invariance loss. ``"variance"`` is the variance that the environment explains among cells of the
-        same perturbation, at every stage of the encoder; alpha is then in nats per standard error of this variance, see
-        :func:`scbd.nn.invariance_statistic`. The other forms are those of :func:`scbd.nn.invariance_loss`.
+        same perturbation, in the intermediate representations of the encoder and in z_c; alpha is then in nats per
+        standard error of this variance, see :func:`scbd.nn.invariance_statistic`. The other forms are described in
+        :func:`scbd.nn.invariance_loss`.
 
-        The published method corresponds to
+        To train the published method, set
         ``invariance="listing", smoothing=0, set_size=1, include_self=True, standardize_by=None, augment=False``,
-        with alpha 1 (34 wells) or 192 (two balanced environments) and a constant learning rate.
+        alpha to 1 (as in the paper for 34 wells) or 192 (for two balanced environments), and a constant learning rate.
     smoothing
-        Label smoothing of the supervised loss of z_c: probability of the target that is distributed over all cells.
-        Cells that do not show an effect of their perturbation then need not be separated from other cells. See
-        :func:`scbd.nn.supervised_contrastive_loss`.
+        Label smoothing of the supervised loss of z_c: fraction of the target probability that is distributed evenly
+        over all cells, instead of over the cells of the same perturbation. Cells that do not show an effect of their
+        perturbation then need not be separated from other cells. See :func:`scbd.nn.supervised_contrastive_loss`.
     temperature
-        Temperature of the contrastive losses.
+        Temperature of the contrastive losses of z_c and z_s.
     image_size
         Size to which images are resized, in pixels per side, or a pair ``(height, width)`` for images that are not
         square. `None` keeps the stored size. The cost of training is proportional to the area.
@@ -95,8 +102,8 @@ class SCBDModel(DecodeMixin, ImageModel):
         Whether each training image is flipped and rotated by a multiple of 90 degrees at random. Use `False` if the
         orientation of images has a meaning, as for digits.
     standardize_by
-        Reference cells from which the mean and the standard deviation of each environment are estimated. Inputs are
-        standardised with them per environment, separately for each channel or feature.
+        Reference cells, from which the mean and the standard deviation of each environment are estimated. With these,
+        inputs are standardised per environment, separately for each channel or feature.
 
         - ``"controls"``: the controls of the environment.
         - ``"cells"``: all cells of the environment. If environments contain different perturbations, this removes part
@@ -111,12 +118,12 @@ class SCBDModel(DecodeMixin, ImageModel):
         estimated in the same way, see :meth:`get_latent_representation`. z_s is computed from inputs that are not
         standardised per environment.
     registry
-        Used by :meth:`load` for a model without data.
+        Set-up of a saved model. Only :meth:`load` uses this argument, to create a model without data.
     **module_kwargs
-        Further settings:
+        Further settings, with defaults in parentheses:
 
-        - ``intensity``: transformation of pixel values, see :class:`scbd.nn.Preprocess`.
-        - ``standardize`` (`True`): whether each channel, or feature, is centred and scaled to unit deviation.
+        - ``intensity`` (``"auto"``): transformation of pixel values, see :class:`scbd.nn.Preprocess`.
+        - ``standardize`` (`True`): whether each channel, or feature, is centred and scaled to standard deviation 1.
         - ``clip`` (20): number of standard deviations at which scaled features are clipped.
         - ``whitening``: linear transform of features before each encoder: ``"within"``, ``"controls"``, ``"lda"``,
           ``"plda"`` or `None`, see :class:`scbd.nn.InputTransform`. By default ``"plda"`` before the encoder
@@ -124,20 +131,22 @@ class SCBDModel(DecodeMixin, ImageModel):
         - ``whitening_kwargs``: further arguments of :class:`scbd.nn.InputTransform`.
         - ``norm``: normalisation layers of the named image encoders, see :func:`scbd.nn.build_encoder`.
         - ``set_size``: number of cells of one perturbation that are averaged into one point before the embedding is
-          scaled to unit length. The supervised loss contrasts these points in addition to the single cells, because a
-          set of cells may show a weak effect that single cells do not show. The default is 4 if there are at least 30
-          perturbations, the encoder is not ``"linear"`` and ``positives`` is ``"all"``, and otherwise 1.
-        - ``positives`` (``"all"``): partners of a cell in the supervised loss: all cells of its perturbation, or only
-          those in ``"other_environments"``, see :func:`scbd.nn.supervised_contrastive_loss`.
-        - ``include_self`` (`False`): whether the denominator of the losses includes the similarity of a cell to itself.
-          The paper's formula does not include it, the published code does.
+          scaled to unit length. The supervised loss contrasts these points in addition to the single cells, because the
+          mean of several cells may show a weak effect that single cells do not show. The default is 4 if there are at
+          least 30 perturbations, the encoder is not ``"linear"`` and ``positives`` is ``"all"``. Otherwise, it is 1,
+          and only single cells are contrasted.
+        - ``positives`` (``"all"``): cells that the supervised loss of z_c attracts to each cell. With ``"all"``, all
+          cells of the same perturbation; with ``"other_environments"``, only the cells of the same perturbation in
+          environments other than that of the cell, see :func:`scbd.nn.supervised_contrastive_loss`.
+        - ``include_self`` (`False`): whether the denominator of the contrastive losses includes the similarity of a
+          cell to itself. The paper's formula does not include this similarity, but the published code does.
 
     Raises
     ------
     TypeError
         If an argument does not exist.
     ValueError
-        If a value is not valid, or a setting is for the other kind of inputs.
+        If a value is not valid, or if a setting for features is given for images, or the reverse.
 
     Examples
     --------
@@ -190,7 +199,8 @@ class SCBDModel(DecodeMixin, ImageModel):
         own = {name: further[name] for name in _PREPARATION}
         preprocess = self._make_preprocess(image_size=image_size, augment=augment, standardize_by=standardize_by, **own)
         transform = self._make_transform(encoder, further["whitening"], n_latent, further["whitening_kwargs"])
-        if n_latent is None:  # a linear encoder does not change the dimension of its inputs
+        # The linear encoder is a square matrix, so that the default dimension of its embedding is that of its inputs.
+        if n_latent is None:
             n_latent = (preprocess if transform is None else transform).output_shape[0] if encoder == "linear" else 64
         if further["set_size"] == "auto":
             many = len(self._registered(Y_REGISTRY)["categories"]) >= _MIN_PERTURBATIONS_FOR_SETS
@@ -217,34 +227,52 @@ class SCBDModel(DecodeMixin, ImageModel):
     def health(self) -> dict[str, float]:
         """Diagnostics of z_c at the end of training; empty before training.
 
-        They are computed on one batch of validation cells, or of training cells if no cells are validated:
+        The diagnostics are computed on one batch of validation cells, or on one batch of training cells if there are no
+        validation cells:
 
         - ``supervised_c``: supervised loss of z_c, in nats, without label smoothing.
-        - ``ceiling``: supervised loss of a collapsed embedding, in nats: log(B - 1) for B points, or log B with
-          ``include_self=True``.
-        - ``learned_c``: normalised supervised information of z_c: 0 for a collapsed embedding, at most 1. Controls are
-          excluded if they are known.
-        - ``environment_c``: invariance statistic of z_c, in standard errors of a batch. By chance, it is between -2 and
-          2. See :func:`scbd.nn.invariance_statistic`.
+        - ``ceiling``: value of the supervised loss, in nats, for a z_c that is collapsed to one point: log(B - 1) for B
+          contrasted points, or log B with ``include_self=True``.
+        - ``learned_c``: normalised supervised information: information of z_c about the perturbations, 0 if z_c is
+          collapsed, and at most 1. Controls do not count if they were named in :meth:`setup_anndata`.
+        - ``environment_c``: effect of the environment on z_c, in standard errors of a batch. Values between -2 and 2
+          arise by chance. See :func:`scbd.nn.invariance_statistic`.
         - ``spread``: total variance of z_c, from 0 (collapsed) to 1.
         - ``effective_rank``: effective number of dimensions that z_c uses, at most ``n_latent``.
-        - ``collapsed``: 1 if z_c is nearly a single point and means of perturbations do not differ more than those of
-          permuted labels; otherwise 0.
-        - ``final_alpha``: alpha, or the last value of alpha with ``"auto"``.
+        - ``collapsed``: 1 if z_c is nearly a single point and the means of perturbations in z_c do not differ more than
+          means after permuting the labels; otherwise 0.
+        - ``final_alpha``: alpha, the weight of the invariance loss; with ``alpha="auto"``, the value at the end of
+          training.
         """
         return self.health_
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
-        """Check that cells have partners if positives lie in other environments, and set the module's known labels.
+        """Prepare the module for the labels of the training cells before a run.
 
-        Labels that are new since the model was constructed are thereby included.
+        If positives must lie in other environments, this method checks that perturbations occur in several
+        environments. It then gives the module the codes of all registered labels, including those that were registered
+        after the model was created.
+
+        Parameters
+        ----------
+        y, e
+            Codes of perturbation and environment of the training cells, ``(N,)``.
         """
         if self.module.positives == "other_environments":
             check_positives_in_other_environments(y, e, self._registered(Y_REGISTRY)["categories"])
         self.module.set_label_codes(environment_column_codes(self.registry_), self._control_codes)
 
     def _after_training(self, data: ImageDataModule) -> None:
-        """Compute :attr:`health` on a batch, and warn if z_c does not carry the perturbation or has overfitted."""
+        """Compute the diagnostics :attr:`health` of z_c after a run.
+
+        A warning is raised if z_c does not carry the perturbation, or if the model has overfitted the training cells.
+
+        Parameters
+        ----------
+        data
+            Data module of the run. Its first validation batch is used, or its first training batch if the run had no
+            validation cells.
+        """
         of_invariance = self._max_invariance_fraction()
         self.health_, warning = measure_health(
             self.module,
@@ -256,9 +284,9 @@ class SCBDModel(DecodeMixin, ImageModel):
             warnings.warn(warning, UserWarning, stacklevel=5)
 
     def _has_different_means(self) -> bool:
-        """Return whether perturbation means of z_c differ more than those of permuted labels.
+        """Test whether the mean z_c differs between perturbations more than between random groups (permuted labels).
 
-        Validation cells are used if there are at least two, and training cells otherwise.
+        The test uses validation cells if there are at least two, and training cells otherwise.
         """
         rows = self.validation_indices if len(self.validation_indices) > 1 else self.train_indices
         rows = np.sort(np.random.default_rng(0).permutation(rows)[:_MEANS_TEST_CELLS])
@@ -266,9 +294,10 @@ class SCBDModel(DecodeMixin, ImageModel):
         return means_differ(torch.from_numpy(z), Groups(torch.from_numpy(self._codes(self.adata, Y_REGISTRY)[rows])))
 
     def _max_invariance_fraction(self) -> float:
-        """Return the maximum fraction, over logged training steps, of the objective that is the invariance loss.
+        """Compute the largest fraction of the total loss that the invariance loss has made up during training.
 
-        The invariance loss is weighted by alpha. The fraction is at most 1.
+        The fraction is alpha times the invariance loss, divided by the total loss. The result is the maximum over the
+        logged training steps, and at most 1.
         """
         history = self.history_ or {}
         if "train_loss" not in history:
@@ -278,7 +307,10 @@ class SCBDModel(DecodeMixin, ImageModel):
         return min(float((alpha * invariance / loss).abs().max()), 1.0)
 
     def _summary_lines(self) -> list[tuple[str, str]]:
-        """Return the lines of ``print(model)`` on blocks and objective, as pairs of name and text."""
+        """Return the lines of ``print(model)`` about the embeddings, the encoder and the losses.
+
+        Each line is a pair of a heading and a text.
+        """
         module = self.module
         blocks, style = "z_c alone", ""
         if module.style_target is not None:
@@ -299,7 +331,10 @@ class SCBDModel(DecodeMixin, ImageModel):
         ]
 
     def _result_lines(self) -> list[tuple[str, str]]:
-        """Return the lines of ``print(model)`` on health and decoder, as pairs of name and text."""
+        """Return the lines of ``print(model)`` about the diagnostics of z_c and the decoder, after training.
+
+        Each line is a pair of a heading and a text.
+        """
         health, decoder, lines = self.health, self.decoder_settings_, []
         if health:
             state = (

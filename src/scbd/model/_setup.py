@@ -1,4 +1,7 @@
-"""The ``setup_anndata`` method of all models, and the access to inputs and labels of the attached cells."""
+"""The ``setup_anndata`` method of all models, which registers the inputs and labels of a table of cells.
+
+The file also holds the methods with which a model reads the inputs and labels of the table attached to it.
+"""
 
 from __future__ import annotations
 
@@ -85,39 +88,44 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# minimum number of rows per feature for which encoder="auto" is "mlp", which has hidden layers, and not "linear"
+# minimum number of rows (cells or wells) per feature at which encoder="auto" stands for "mlp", which has hidden layers,
+# instead of "linear"
 _MIN_ROWS_PER_FEATURE_FOR_MLP = 10
-# default dimension of the embedding of a linear encoder; a large one costs little time
+# Maximum default dimension of the embedding of a linear encoder after whitening. The default is the number of features,
+# up to this maximum. A large dimension costs little time.
 _MAX_LINEAR_LATENT = 300
-# default whitening of the features before each encoder
+# default whitening (linear transform of the features before the encoder), by the name of the encoder
 _DEFAULT_WHITENING: dict[str | nn.Module, Whitening] = {"linear": "plda", "mlp": "within"}
-# settings for images only, and settings for features only, with their defaults
+# arguments of a model's constructor that are valid only for images, with their defaults
 _IMAGE_SETTINGS: dict[str, Any] = {"image_size": None, "intensity": "auto"}
+# arguments of a model's constructor that are valid only for features, with their defaults
 _FEATURE_SETTINGS: dict[str, Any] = {"clip": 20.0}
-# default arguments of train: for features with a linear encoder, which starts as the identity and needs few steps; for
-# features with other encoders; for images with the encoder "small"
+# default arguments of train for features with a linear encoder, which starts as the identity and needs few steps
 _LINEAR_TRAIN_DEFAULTS = {"max_steps": 50, "lr": 1e-4}
+# default arguments of train for features with an encoder that is not linear
 _MLP_TRAIN_DEFAULTS = {"max_steps": 200, "lr": 1e-3}
+# default arguments of train for images with the encoder "small"
 _SMALL_TRAIN_DEFAULTS = {"max_steps": 300, "lr": 1e-3, "batch_size": 512}
 
 
 class ScreenManager(AnnDataManager):
-    """Data manager of scvi-tools that returns labels as codes, as scvi-tools' own models do.
+    """Subclass of the data manager of scvi-tools that converts labels to integer codes when they are requested.
 
-    The codes are computed whenever they are requested and are not stored in ``obs``. Codes therefore cannot become
-    outdated when a user changes labels or reorders categories.
+    scvi-tools itself writes the codes of labels to ``obs`` at set-up. Here, codes are not stored, so that they cannot
+    become outdated when a user changes labels or reorders categories.
     """
 
     def get_from_registry(self, registry_key: str) -> Any:
-        """Return the registered data of a field for the attached cells.
+        """Return the data that :meth:`SetupMixin.setup_anndata` registered under a key, for the table of the manager.
 
-        Labels are returned as codes, int64 ``(N, 1)``; several columns are crossed to one label. Continuous covariates
-        are returned as numbers, float64 ``(N, K)``. All other fields are returned as scvi-tools does.
+        Labels are returned as integer codes, int64 ``(N, 1)``. If a label consists of several columns, each combination
+        of their values has a code. Continuous covariates are returned as numbers, float64 ``(N, K)``. All other data
+        are returned as in scvi-tools.
 
         Raises
         ------
         ValueError
-            If a cell has a label that was not registered, or a number is missing.
+            If a cell has a label that was not registered, or lacks the value of a continuous covariate.
         """
         field = next(field for field in self.fields if field.registry_key == registry_key)
         if isinstance(field, NumberField):
@@ -132,20 +140,23 @@ class ScreenManager(AnnDataManager):
 
 
 class SetupMixin(BaseMinifiedModeModelClass):
-    """Mixin that adds :meth:`setup_anndata` and the attached cells, ``adata``, to a model."""
+    """Mixin that adds to a model the method :meth:`setup_anndata`, and the attribute ``adata``, a table of cells."""
 
     module: EmbeddingModule = UnavailableAttribute(  # type: ignore[assignment]
         "set it in the constructor, to the EmbeddingModule to train: self.module = …"
     )
     traits: ModelTraits
-    # whether the attached cells differ from the training cells, and the names of the cells when this was determined
+    # whether the cells attached to the model differ from the cells that it was trained on
     _has_other_cells = False
+    # names of the attached cells at the time when they were last compared with the training cells
     _compared_names: pd.Index | None = None
 
     def __init__(self, adata: AnnData | None = None, registry: dict[str, Any] | None = None) -> None:
         super().__init__(adata, registry)
         source = None if adata is None else self.adata_manager._source_registry
-        if source is not None:  # the registry stays that of the first set-up, whichever cells are attached
+        # The model keeps the registered labels and settings of the table that it was first set up with, even if another
+        # table is attached.
+        if source is not None:
             self.registry_ = source
             self.summary_stats = ScreenManager._get_summary_stats_from_registry(source)
 
@@ -177,7 +188,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
         Parameters
         ----------
         adata
-            Annotated cells or wells.
+            Table of cells or wells, with the labels in ``obs``.
         y_key
             Column of ``obs`` with the perturbation of each cell (gene, guide, compound, class). For a list of columns,
             each combination of their values is a perturbation.
@@ -185,28 +196,28 @@ class SetupMixin(BaseMinifiedModeModelClass):
             Column of ``obs`` with the environment in which each cell was measured (well, plate, hospital), or a list of
             columns, see ``e_columns``. Optional if ``infer_environments`` is given.
         image_key
-            Key of ``obsm`` with the images, ``(N, C, H, W)`` of uint8, uint16, float16 or float32, in memory or
-            memory-mapped (:func:`scbd.data.open_screen`). Default: ``"single_cell_images"``. Names of channels are
+            Key of ``obsm`` with the images, an array ``(N, C, H, W)`` of uint8, uint16, float16 or float32, in memory
+            or memory-mapped (:func:`scbd.data.open_screen`). Default: ``"single_cell_images"``. Names of channels are
             taken from ``var["channels"]`` or from ``var_names``.
         infer_environments
-            Number of unrecorded environments to infer from all cells, see :func:`scbd.data.infer_environments`. They
-            are written to ``obs["inferred_environment"]`` and used as environment, in addition to ``e_key`` if that is
-            given.
+            Number of unrecorded environments to infer from all cells, see :func:`scbd.data.infer_environments`. The
+            inferred environment of each cell is written to ``obs["inferred_environment"]`` and used as environment, in
+            addition to ``e_key`` if that is given.
         channels
             Names or numbers of the channels to use. By default all channels except masks (which scPortrait marks in
-            ``var["channel_mapping"]``). A mapping from new names to channels renames them in the model.
+            ``var["channel_mapping"]``). With a mapping from new names to channels, the model uses the new names.
         e_columns
-            How several columns of ``e_key`` are combined. With ``"side_by_side"``, each column is a separate
-            environment, and z_c is made invariant to each; only :class:`scbd.SCBDModel` supports this, as its default.
-            With ``"crossed"``, each combination of values is one environment. Splits and batches always use the
-            combinations.
+            Treatment of several columns of ``e_key``. With ``"side_by_side"``, each column is a separate environment,
+            and z_c is made invariant to each of them. This is the default of :class:`scbd.SCBDModel`, and other models
+            do not support it. With ``"crossed"``, each combination of values is one environment. Splits and batches
+            always use the combinations.
         continuous_covariate_keys
             Column of ``obs``, or list of columns, with numbers to which z_c should be invariant (row, column, time,
-            number of cells). Only their order matters, see :class:`scbd.nn.Numbers`. Supported by
+            number of cells). Only the ranks of the numbers matter, see :class:`scbd.nn.Numbers`. Supported by
             :class:`scbd.SCBDModel` with ``invariance="variance"``.
         layer, obsm_key
-            Layer with the features (``"X"`` for ``X``), or key of ``obsm`` with the features. They are a dense array
-            ``(N, F)`` of float16, float32 or float64, in memory, memory-mapped or in Zarr. Features are identified by
+            Layer with the features (``"X"`` for ``X``), or key of ``obsm`` with the features. Features are a dense
+            array ``(N, F)`` of float16, float32 or float64, in memory, memory-mapped or in Zarr. They are identified by
             ``var_names``, or by the columns of a :class:`pandas.DataFrame` in ``obsm``; their order may change.
         control
             Perturbation label of the controls, or a list of labels. Controls show the effect of an environment even if
@@ -216,23 +227,23 @@ class SetupMixin(BaseMinifiedModeModelClass):
             Column of ``obs`` with the position on the plate (the well), or a list of columns. With ``control`` and a
             ``whitening`` of the model, the variation of controls between positions is reduced in the features.
         **kwargs
-            Used by scvi-tools when it sets up the data of a loaded model.
+            Arguments that scvi-tools gives when it sets up the data of a loaded model. Users do not need them.
 
         Raises
         ------
         KeyError
-            If a key or a channel is missing.
+            If a key or a channel is missing from the table.
         TypeError, ValueError
             If
 
             - inputs cannot be read, or contain NaN or infinity (all inputs in memory are checked, and a sample of
-              others);
-            - names do not match the inputs;
-            - a label is missing, or has the same value in all cells;
+              memory-mapped inputs);
+            - the number of names of channels or features differs from the number of channels or features;
+            - the perturbation or environment of a cell is missing, or is the same in all cells;
             - a column is given both as ``y_key`` and as ``e_key``;
-            - no cell is a control;
-            - a covariate is not a number;
-            - the model supports one environment only;
+            - ``control`` is given, but no cell is a control;
+            - a continuous covariate is not a number;
+            - several environment columns are to be treated separately, and the model supports only one environment;
             - neither ``e_key`` nor ``infer_environments`` is given.
 
         Warns
@@ -249,8 +260,11 @@ class SetupMixin(BaseMinifiedModeModelClass):
         check_anndata(adata)
         where = {"image_key": image_key, "channels": channels, "layer": layer, "obsm_key": obsm_key}
         e_key = add_inferred_environments(adata, y_key, e_key, infer_environments, where)
-        infer_environments = None  # from here on, inferred environments are an ordinary column
-        # keys are saved with the model, and therefore converted to text or lists of text
+        # The inferred environments have been written to a column of obs, which is now part of e_key. They must not be
+        # inferred again when other cells are attached.
+        infer_environments = None
+
+        # Keys are saved with the model, and are therefore converted to plain text or lists of text.
         y_key, e_key = _plain_key(y_key), _plain_key(e_key)
         several = {"takes_several": cls.traits.side_by_side}
         e_columns = check_e_columns(e_columns, e_key, cls.__name__, **several)
@@ -285,7 +299,8 @@ class SetupMixin(BaseMinifiedModeModelClass):
                 y, *e = (list(map(label_text, of.cat.categories)) for of in (design.y, *design.environments.values()))
                 check_control_labels(control, y, y_key, chain(*e))
         else:
-            # new cells of a loaded model: register the labels that are present; missing labels are not required
+            # If the model exists already and new cells are attached to it, the new cells need no labels. Only the
+            # labels present in their table are registered.
             labels = [field for field in labels if all(column in adata.obs for column in field.columns)]
         manager = ScreenManager(fields=[field, *labels], setup_method_args=setup_method_args)
         manager.register_fields(adata, **kwargs)
@@ -299,11 +314,11 @@ class SetupMixin(BaseMinifiedModeModelClass):
 
     @property
     def adata(self) -> Any:
-        """Table of cells that is attached to the model.
+        """Table of cells that the model trains on and embeds by default.
 
-        Another table can be attached if its inputs are of the kind that the model was set up with. The model keeps the
-        registered labels and their codes. New cells can be embedded without labels. Training on new cells may add
-        labels, except in models that have parameters for each label.
+        Another table can be attached by assignment, ``model.adata = …``, if its inputs are of the kind that the model
+        was set up with. The model keeps the registered labels and their integer codes. New cells can be embedded
+        without labels. Training on new cells may add labels, except in models that have parameters for each label.
         """
         return self._adata
 
@@ -322,18 +337,25 @@ class SetupMixin(BaseMinifiedModeModelClass):
 
     @explain_arguments()
     def view_anndata_setup(self, adata: AnnData | None = None, hide_state_registries: bool = False) -> None:
-        """Print the set-up of the attached cells, or of ``adata``.
+        """Print the arguments of :meth:`setup_anndata`, and a summary of the inputs and labels that it registered.
+
+        Parameters
+        ----------
+        adata
+            Table of cells; by default the table attached to the model.
+        hide_state_registries
+            Whether to omit the details of each registered field.
 
         Raises
         ------
         ValueError
-            If no cells are attached and ``adata`` is not given.
+            If no table is attached to the model and ``adata`` is not given.
         """
         super().view_anndata_setup(self._adata_or_attached(adata), hide_state_registries)
 
     @explain_arguments()
     def get_var_names(self, legacy_mudata_format: bool = False) -> np.ndarray:
-        """Return the variable names of the table that the model was set up with."""
+        """Return the names of the variables, ``var_names``, of the table that the model was set up with."""
         return np.array(self._registered_inputs["var_names"], dtype=str)
 
     def _adata_or_attached(self, adata: AnnData | None) -> AnnData:
@@ -345,7 +367,13 @@ class SetupMixin(BaseMinifiedModeModelClass):
         return self.adata if adata is None else adata
 
     def _compare_with_training_cells(self, adata: AnnData) -> None:
-        """Record whether the inputs of the attached cells differ from the inputs that the model was trained on."""
+        """Compare the inputs of a newly attached table with those that the model was trained on, and record the result.
+
+        Parameters
+        ----------
+        adata
+            Table that is attached to the model.
+        """
         trained_on = getattr(self, "training_settings_", {}).get("images")
         if is_minified(adata):
             images = digest_of_inputs(adata)
@@ -354,13 +382,22 @@ class SetupMixin(BaseMinifiedModeModelClass):
         self._record_cells(adata, others=trained_on not in (None, images))
 
     def _record_cells(self, adata: AnnData, *, others: bool) -> None:
-        """Record the names of the attached cells, and whether these cells differ from the training cells."""
+        """Record the result of comparing the attached table with the table that the model was trained on.
+
+        Parameters
+        ----------
+        adata
+            Table that is attached to the model. The names of its cells are recorded, too.
+        others
+            Whether the inputs of this table differ from those of the training table.
+        """
         self._has_other_cells, self._compared_names = others, adata.obs_names
 
     def _has_other_cells_attached(self) -> bool:
-        """Return whether the attached cells differ from the cells of the training table.
+        """Return whether the table attached to the model differs from the table that the model was trained on.
 
-        The names of the cells are compared first, because rows can be removed or reordered in place.
+        A user may have removed, reordered or renamed rows of the attached table since the last comparison. The names of
+        the cells are therefore checked first, and the inputs are compared again if the names have changed.
         """
         before = self._compared_names
         if before is None or self.adata is None:
@@ -368,12 +405,18 @@ class SetupMixin(BaseMinifiedModeModelClass):
         names = self.adata.obs_names
         if len(names) != len(before):
             return True
-        if not (names.is_(before) or names.equals(before)):  # the cells were either reordered or only renamed
+        # If the names of the attached cells have changed, the cells were either reordered or only renamed. A comparison
+        # of the inputs with those of the training cells decides between the two.
+        if not (names.is_(before) or names.equals(before)):
             self._compare_with_training_cells(self.adata)
         return self._has_other_cells
 
     def _source(self, adata: AnnData) -> ImageSource:
-        """Return the source of a table's inputs, after checking their kind, but not their values, against the model."""
+        """Return the object from which the images or features of a table are read.
+
+        The kind of the inputs (such as shape, type and names of channels or features) must match the model. The values
+        of the inputs are not checked.
+        """
         inputs, registered = self._inputs, self._registered_inputs
         if is_minified(adata):
             raise ValueError(missing_inputs_message(inputs.where))
@@ -386,9 +429,10 @@ class SetupMixin(BaseMinifiedModeModelClass):
         return source
 
     def _module_and_source(self, adata: AnnData) -> tuple[EmbeddingModule | StoredEmbeddings, ImageSource]:
-        """Return the module that embeds the cells of a table, and the source that the module reads.
+        """Return the module that embeds the cells of a table, and the object from which the inputs are read.
 
-        For a minified table, the source holds the stored embeddings, and the module returns them.
+        A minified table (see :meth:`minify_adata`) holds embeddings instead of inputs. For such a table, the inputs are
+        the stored embeddings, and the module returns them without computation.
         """
         if is_minified(adata):
             return StoredEmbeddings(self.module), stored_embeddings(adata, self.module)
@@ -399,27 +443,34 @@ class SetupMixin(BaseMinifiedModeModelClass):
 
     @property
     def _registered_inputs(self) -> dict[str, Any]:
-        """Properties of the images, or of the features, that were registered at set-up."""
+        """Properties of the images or features that :meth:`setup_anndata` registered, such as shape, type and names."""
         return self._registered(IMAGE_REGISTRY) or self._registered(FEATURE_REGISTRY)
 
     @property
     def _inputs(self) -> InputLocation:
-        """Location of the inputs in a table: the keys that were given at set-up."""
+        """Location of the images or features in a table: the keys that were given to :meth:`setup_anndata`."""
         setup = self.registry_[_SETUP_ARGS_KEY]
         return InputLocation(*(setup.get(name) for name in InputLocation._fields))
 
     def _codes(self, adata: AnnData, key: str) -> np.ndarray:
-        """Return the codes of a registered label, int64 ``(N,)``.
+        """Return the integer codes of the cells' labels of one kind (perturbation, environment), int64 ``(N,)``.
 
-        New labels are registered, unless the network has parameters for each label.
+        Labels that were not registered in :meth:`setup_anndata` are registered now, with new codes.
+
+        Parameters
+        ----------
+        adata
+            Table of the cells.
+        key
+            Registry key of the kind of label, such as ``Y_REGISTRY`` for the perturbation.
 
         Raises
         ------
         KeyError
-            If a column is missing.
+            If the table lacks a column of the label.
         ValueError
-            If a cell has no label, if all cells have the same label, or if a label is new and the network has
-            parameters for each label.
+            If a cell has no label, if all cells have the same label, or if a label is new although the network has
+            parameters for each registered label.
         """
         registered = self._registered(key)
         check_inferred_column(adata.obs, registered["columns"])
@@ -432,31 +483,39 @@ class SetupMixin(BaseMinifiedModeModelClass):
         return codes
 
     def _position_codes(self, adata: AnnData) -> np.ndarray | None:
-        """Return the codes of each cell's position on the plate, int64 ``(N,)``; `None` without ``position_key``."""
+        """Return the integer code of each cell's position on the plate, int64 ``(N,)``.
+
+        The result is `None` if no ``position_key`` was given to :meth:`setup_anndata`.
+        """
         return self._codes(adata, POSITION_REGISTRY) if self._registered(POSITION_REGISTRY) else None
 
     def _covariate_ranks(self, adata: AnnData) -> np.ndarray | None:
-        """Return the rank of each cell in each continuous covariate, int64 ``(N, K)``; `None` without covariates.
+        """Return the rank of each cell's value among the values of a continuous covariate, int64 ``(N, K)``.
+
+        The result has one column for each of K covariates. It is `None` if no ``continuous_covariate_keys`` were given
+        to :meth:`setup_anndata`.
 
         Raises
         ------
         KeyError, TypeError, ValueError
-            If a column is missing, does not hold numbers, lacks a number for a cell, or has one value in all cells.
+            If the table lacks the column of a covariate, or if the column does not hold numbers, lacks a number for a
+            cell, or has the same value in all cells.
         """
         columns = self._registered(COVARIATE_REGISTRY).get("columns")
         return None if columns is None else NumberField(COVARIATE_REGISTRY, columns).places(adata)
 
     def _control_mask(self, adata: AnnData) -> np.ndarray | None:
-        """Return a mask of the controls, boolean ``(N,)``.
+        """Return a mask of the controls among the cells of a table, boolean ``(N,)``.
 
-        Return `None` if no controls were named at set-up, or if ``obs`` lacks a column of ``y_key``.
+        The result is `None` if no controls were named in :meth:`setup_anndata`, or if ``obs`` of the table lacks a
+        column of ``y_key``.
         """
         setup = self.registry_[_SETUP_ARGS_KEY]
         return control_mask(adata.obs, as_columns(setup["y_key"]), setup.get("control"))
 
     @property
     def _control_codes(self) -> np.ndarray | None:
-        """Codes of the registered perturbations that are controls, int64; `None` without ``control``."""
+        """Integer codes of the perturbation labels that are controls; `None` if no controls were named at set-up."""
         control = self.registry_[_SETUP_ARGS_KEY].get("control")
         if control is None:
             return None
@@ -464,7 +523,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
         return np.array([categories.index(label) for label in match_control_labels(control, categories)])
 
     def _make_preprocess(self, **settings: Any) -> Preprocess | FeatureScaling:
-        """Create the module that prepares the inputs.
+        """Create the module that scales the images or features before the encoders.
 
         Parameters
         ----------
@@ -474,9 +533,9 @@ class SetupMixin(BaseMinifiedModeModelClass):
         Raises
         ------
         TypeError
-            If a setting does not exist.
+            If an argument does not exist.
         ValueError
-            If a setting is for the other kind of inputs and differs from its default.
+            If an argument for features is given for images, or the reverse, and differs from its default.
         """
         registered, of_images = self._registered_inputs, self._inputs.image_key is not None
         ours, theirs = ("images", "features") if of_images else ("features", "images")
@@ -485,7 +544,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
             if settings.get(name, default) != default:
                 msg = f"{name}={settings[name]!r} is for {theirs}, and the model was set up with {ours}: leave it out."
                 raise ValueError(msg)
-        # features are not augmented, so that `augment` is ignored
+        # Features are not augmented. The argument `augment` is therefore ignored for features.
         own = {
             name: value for name, value in settings.items() if name not in foreign and (of_images or name != "augment")
         }
@@ -498,10 +557,10 @@ class SetupMixin(BaseMinifiedModeModelClass):
         return FeatureScaling(len(registered["features"]), **own)
 
     def _encoder(self, encoder: str | nn.Module) -> str | nn.Module:
-        """Return the encoder that ``"auto"`` stands for; any other encoder is returned unchanged.
+        """Return the name of the encoder that ``encoder="auto"`` stands for. Any other encoder is returned unchanged.
 
-        For images, the choice depends on whether the machine had an accelerator at set-up. For features, it depends on
-        the number of rows per feature.
+        For images, the name depends on whether the machine had an accelerator (such as a GPU) when
+        :meth:`setup_anndata` was called. For features, it depends on the number of rows per feature.
         """
         registered = self._registered_inputs
         if not isinstance(encoder, str) or encoder != "auto":
@@ -519,20 +578,25 @@ class SetupMixin(BaseMinifiedModeModelClass):
         n_latent: int | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> InputTransform | None:
-        """Create the transform that is applied to features before an encoder; `None` without whitening.
-
-        By default, the whitening is ``"plda"`` before the encoder ``"linear"`` and ``"within"`` before ``"mlp"``.
+        """Create the linear transform (whitening) that is applied to features before an encoder.
 
         Parameters
         ----------
         encoder
-            Name of the encoder, or a module.
+            Name of the encoder, or a torch module.
         whitening
-            Kind of whitening, see :class:`scbd.nn.InputTransform`, ``"auto"`` or `None`.
+            Kind of whitening, see :class:`scbd.nn.InputTransform`. `None` means no whitening. ``"auto"`` stands for
+            ``"plda"`` before the encoder ``"linear"``, for ``"within"`` before ``"mlp"``, and for no whitening before
+            other encoders and images.
         n_latent
-            Dimension of the embedding. A linear encoder does not change the dimension, so that the transform sets it.
+            Dimension of the embedding; `None` for the default. A linear encoder does not change the dimension of its
+            inputs, so that the transform before it reduces the features to this dimension.
         settings
             Further arguments of :class:`scbd.nn.InputTransform`.
+
+        Returns
+        -------
+        The transform; `None` without whitening.
 
         Raises
         ------
@@ -542,7 +606,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
         Warns
         -----
         UserWarning
-            If positions were registered and the transform does not use them.
+            If ``position_key`` was given to :meth:`setup_anndata` but the transform does not use positions.
         """
         of_images = self._inputs.image_key is not None
         if of_images and whitening not in ("auto", None):
@@ -552,7 +616,9 @@ class SetupMixin(BaseMinifiedModeModelClass):
         transform = None
         if kind is not None and not of_images:
             n_features, own = len(self._registered_inputs["features"]), dict(settings or {})
-            if encoder == "linear":  # its output has as many dimensions as its input
+            # The embedding of the linear encoder has the dimension of its input, which is the output of the whitening
+            # transform. The whitening therefore sets the dimension of the embedding.
+            if encoder == "linear":
                 own = {"n_components": min(_MAX_LINEAR_LATENT, n_features)} | own
                 own |= {} if n_latent is None else {"n_components": n_latent}
             transform = InputTransform(n_features, kind, **own)
@@ -568,7 +634,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
 
     @property
     def _training_defaults(self) -> Mapping[str, Any]:
-        """Default arguments of ``train`` for these inputs and this encoder."""
+        """Default arguments of :meth:`train` that depend on the kind of inputs (images or features) and the encoder."""
         if self._inputs.image_key is not None:
             asked = self.init_params_["non_kwargs"].get("encoder")
             return _SMALL_TRAIN_DEFAULTS if asked is not None and self._encoder(asked) == "small" else {}
@@ -576,11 +642,12 @@ class SetupMixin(BaseMinifiedModeModelClass):
 
     @property
     def _train_size(self) -> float:
-        """Default fraction of the cells that are training cells.
+        """Default fraction of the cells that are used for training in a random split.
 
-        A linear encoder is trained on all cells, since it starts close to its final state and has little to validate.
-        Moreover, if each perturbation has only a few wells, a random tenth of the wells contains hardly any two wells
-        of one perturbation, and the validation loss would be meaningless.
+        The default is 0.9, and 1.0 for a linear encoder. A linear encoder starts close to its final state, so that
+        validation would show little. Moreover, features often describe wells. If each perturbation has only a few
+        wells, a random tenth of the wells contains hardly any two wells of one perturbation, and the validation loss
+        would be meaningless.
         """
         return 1.0 if self._is_linear else TRAIN_SIZE
 

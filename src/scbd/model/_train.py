@@ -1,4 +1,4 @@
-"""The ``train`` method of all models, its settings, and the Lightning trainer and callbacks that it uses."""
+"""The ``train`` method of all models, its settings, and the training run with Lightning's trainer."""
 
 from __future__ import annotations
 
@@ -71,26 +71,32 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# default learning rate for images with an encoder other than "small"
+# default learning rate for images with an encoder other than "small"; the defaults for the encoder "small" and for
+# features are in _setup.py
 _DEFAULT_LR = 1e-4
-# precisions of Lightning that keep the weights in float32
+# values of Lightning's argument precision with which the weights are kept in float32
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
-# types of settings that are saved in a checkpoint and compared when a run is resumed
+# Types of the settings that are saved in a checkpoint, and compared with the new settings when a run is resumed.
+# Settings of other types, such as torch modules, are not compared.
 _COMPARABLE_TYPES = (str, int, float, tuple, type(None))
-# number of validations without improvement after which early stopping stops by default
+# default number of consecutive validations without improvement after which early stopping ends the run
 _DEFAULT_PATIENCE = 10
-# remedy that errors name if a run that needs validation has none
+# advice in the error message if an argument of train needs validation but the run has no validation
 _VALIDATION_REMEDY = "keep validation cells (train_size=0.9, or split), and leave limit_val_batches=0 out"
-# arguments of Lightning's Trainer that `train` accepts and forwards
+# names of the arguments of Lightning's Trainer that `train` accepts as trainer_kwargs and gives to the Trainer
 TRAINER_ARGUMENTS = tuple(name for name in keyword_names(L.Trainer.__init__) if name not in REPLACEMENTS["train"])
-# arguments of the training plan, and of the data module, that the model sets itself and users cannot give
+# arguments of the training plan that the model sets, so that users cannot give them in plan_kwargs
 _RESERVED_PLAN_ARGUMENTS = ("module", "seed", "first_step", "settings", "head")
+# arguments of the data module that the model sets, so that users cannot give them in batch_kwargs
 _RESERVED_BATCH_ARGUMENTS = ("source", "y", "e", "split", "numbers", "mixed_by", "max_steps", "first_step")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """Arguments of one call of :meth:`TrainMixin.train`, which documents them and sets their defaults."""
+    """Arguments of one call of :meth:`TrainMixin.train`, checked for contradictions.
+
+    The documentation and the defaults of the arguments are in :meth:`TrainMixin.train`.
+    """
 
     max_steps: int | None
     max_epochs: int | None
@@ -135,35 +141,48 @@ class TrainSettings:
 
     @property
     def folder(self) -> Path | None:
-        """Folder of the checkpoints; `None` if the run keeps none."""
+        """Folder for the checkpoints of the run; `None` if the run writes no checkpoints."""
         return local_path(self.checkpoint_dir) if self.checkpoint_dir else None
 
     @property
     def plan(self) -> dict[str, Any]:
-        """Keyword arguments of the training plan: learning rate, weight decay and ``plan_kwargs``."""
+        """Keyword arguments for the training plan: learning rate, weight decay, and the user's ``plan_kwargs``."""
         rates = {"lr": _DEFAULT_LR if self.lr is None else self.lr, "weight_decay": self.weight_decay}
         return rates | dict(self.plan_kwargs or {})
 
     @property
     def n_accumulated_batches(self) -> int:
-        """Number of batches whose gradients are accumulated in one training step."""
+        """Number of batches whose gradients are accumulated for one optimiser step (``accumulate_grad_batches``)."""
         return self.trainer_kwargs.get("accumulate_grad_batches") or 1
 
     def validates(self, data: ImageDataModule) -> bool:
-        """Return whether the run validates: it has validation cells, and no argument turns validation off."""
+        """Return whether a run with these settings computes the validation loss.
+
+        This requires validation cells. The loss is not computed if a user gives ``limit_val_batches=0``.
+
+        Parameters
+        ----------
+        data
+            Data module of the run.
+        """
         return data.validates and self.trainer_kwargs.get("limit_val_batches") != 0
 
     def with_validation_in_steps(self, data: ImageDataModule) -> TrainSettings:
-        """Return settings in which ``validate_every`` replaces Lightning's arguments that time validations.
+        """Return equal settings in which the interval between validations is a number of steps, ``validate_every``.
 
-        To Lightning, a whole run is a single epoch. Users who give ``check_val_every_n_epoch`` or
-        ``val_check_interval`` mean passes over the training cells. Both arguments are therefore converted to a number
-        of steps.
+        Users may also set this interval with the arguments ``check_val_every_n_epoch`` and ``val_check_interval`` of
+        Lightning, which refer to epochs. A user means passes over the training cells, but a whole run is a single epoch
+        for Lightning. The two arguments are therefore removed, and their values are converted to a number of steps.
+
+        Parameters
+        ----------
+        data
+            Data module of the run, which determines the number of batches in one pass over the training cells.
 
         Raises
         ------
         ValueError
-            If several arguments time validations, if the value of one is not valid, or if the run does not validate.
+            If more than one of the three arguments is given, if a value is not valid, or if the run has no validation.
         """
         further = dict(self.trainer_kwargs)
         epochs, interval = (further.pop(name, None) for name in ("check_val_every_n_epoch", "val_check_interval"))
@@ -198,7 +217,7 @@ class TrainSettings:
 
 
 class TrainMixin(PredictMixin):
-    """Mixin that adds :meth:`train` to a model."""
+    """Mixin that adds to a model the method :meth:`train`, and the storage of the history and results of its runs."""
 
     history_: dict[str, pd.DataFrame] | None
     train_indices: np.ndarray
@@ -234,10 +253,10 @@ class TrainMixin(PredictMixin):
         plan_kwargs: Mapping[str, Any] | None = None,
         **trainer_kwargs: Any,
     ) -> None:
-        """Train the model.
+        """Train the model on the table attached to it.
 
-        A second call continues from the current weights, with a new optimiser and with batches that earlier runs have
-        not used.
+        A second call continues from the current weights, with a new optimiser, and draws other batches than the earlier
+        calls.
 
         Parameters
         ----------
@@ -258,60 +277,61 @@ class TrainMixin(PredictMixin):
             Number of cells per batch. Larger batches contain more pairs of cells to contrast. By default 512 for the
             encoder ``"small"`` and 2,048 otherwise, but at most the number of training cells.
         perturbations_per_batch
-            Number of perturbations P per batch, with an equal number of cells each. `None` draws cells by plain
-            shuffling. By default, cells are shuffled if each cell then has about eight partners of its perturbation in
-            a batch; otherwise P is chosen such that each perturbation has about eight cells. Classifiers and
-            latent-variable models shuffle cells, or draw environments or pairs.
+            Number of perturbations P per batch, with an equal number of cells each. With `None`, each batch is a random
+            sample of the cells. By default, batches are random samples if each cell then has about eight partners of
+            its perturbation in a batch; otherwise P is chosen such that each perturbation has about eight cells. Models
+            that are classifiers or latent-variable models draw random samples, or draw environments or pairs of cells.
         split
-            A :class:`~scbd.data.Split`, or a column of ``obs`` that holds ``train``, ``validation`` and ``test``.
-            By default, the split of the model's last run, if that run used the same cells and no sizes are given;
-            otherwise a random split that is stratified by y and e.
+            Split into training, validation and test cells: a :class:`~scbd.data.Split`, or the name of a column of
+            ``obs`` with the values ``"train"``, ``"validation"`` and ``"test"``. By default, the split of the model's
+            last run, if that run used the same cells and no sizes are given; otherwise a random split that is
+            stratified by perturbation and environment.
         train_size, validation_size
-            Fractions of the cells in the training part and the validation part of a random split. By default,
+            Fractions of the cells that are training cells and validation cells in a random split. By default,
             ``train_size`` is 0.9 (1.0 for features with the encoder ``"linear"``) and all remaining cells are
-            validation cells. Cells in neither part are test cells.
+            validation cells. Cells that are neither training nor validation cells are test cells.
         validate_every
             Number of steps between validations, and between checkpoints. The default is a twentieth of the run, or
             more steps if validation would otherwise take more than about a tenth of the time. Each validation uses the
-            same whole batches of ``batch_size`` cells, or one batch of all validation cells if they are fewer.
-            Instead, Lightning's ``check_val_every_n_epoch`` (passes over the training cells) or ``val_check_interval``
-            (batches) can be given.
+            same full batches of ``batch_size`` cells, or a single batch if there are fewer validation cells. The
+            interval can also be given by Lightning's arguments ``check_val_every_n_epoch`` (in passes over the training
+            cells) or ``val_check_interval`` (in batches).
         load_best
-            Whether to end with the weights of the lowest validation loss instead of the last weights. An interrupted
-            run ends with them, too. A contrastive loss penalises overconfidence. The validation loss may therefore
-            rise while the model still gets better at distinguishing perturbations.
+            Whether the model has the weights with the lowest validation loss at the end of the run, instead of the last
+            weights. This also applies to an interrupted run. A contrastive loss penalises overconfidence. The
+            validation loss may therefore rise while the model still gets better at distinguishing perturbations.
         early_stopping
             Whether to stop after ``early_stopping_patience`` validations without an improvement of the validation loss.
         early_stopping_patience
-            Number of validations without improvement before the run stops. Default: 10.
+            Number of consecutive validations without improvement before the run stops. Default: 10.
         online_head
-            Whether to train a linear classifier of the perturbation on r_c alongside the encoder, as the paper's
-            authors do. :meth:`predict` uses it. The classifier does not affect the training of the encoder. Models
-            that are classifiers have a head already and do not get another one.
+            Whether to train a linear classifier of the perturbation on r_c (the output of the encoder of z_c before the
+            projection) alongside the encoder, as the paper's authors do. :meth:`predict` uses this classifier. It does
+            not affect the training of the encoder. Models that are classifiers themselves do not get a second one.
         checkpoint_dir
             Folder for checkpoints. ``last.ckpt`` is written at each validation, or every ``validate_every`` steps if
             the run does not validate. With ``load_best``, ``best.ckpt`` is written as well. A run that is killed loses
             the steps since its last checkpoint.
         resume
-            Whether to continue from ``last.ckpt`` in ``checkpoint_dir``, if this file exists. The state of the
-            optimiser is restored, too, so that the run ends with the same weights as a run that was not interrupted.
-            Cells, labels and settings must be the same as those of the interrupted run.
+            Whether to continue an interrupted run from ``last.ckpt`` in ``checkpoint_dir``, if this file exists. The
+            state of the optimiser is restored, too, so that the resumed run ends with the same weights as a run without
+            interruption. Cells, labels and settings must be equal to those of the interrupted run.
         accelerator, devices
             See :class:`lightning.pytorch.Trainer`.
         precision
             ``"32-true"`` computes in float32. ``"bf16-mixed"`` and ``"16-mixed"`` compute the encoders in bfloat16 or
             float16, and the losses in float32. Weights and embeddings are always float32.
         seed
-            Seed of the split, the batches and the augmentation. By default ``scvi.settings.seed``, or 0 if that is not
-            set. The encoders' initial weights do not depend on this argument. They are drawn when the model is
-            constructed, and are reproducible with ``scvi.settings.seed``.
+            Seed of the random split, the batches and the augmentation. By default ``scvi.settings.seed``, or 0 if that
+            is not set. The initial weights of the encoders do not depend on this argument. They are drawn when the
+            model is created, and are reproducible with ``scvi.settings.seed``.
         batch_kwargs
-            Further arguments of :class:`scbd.data.ImageDataModule`. For example, ``preload="device"`` copies all images
-            to the device before training, and ``neighbours`` sets whether cells are drawn in contiguous stretches of
-            rows.
+            Further arguments of :class:`scbd.data.ImageDataModule`, which draws the batches. For example,
+            ``preload="device"`` copies all images to the device before training, and ``neighbours`` sets whether cells
+            are drawn in contiguous stretches of rows.
         plan_kwargs
-            Further arguments of :class:`scbd.model.TrainingPlan`: ``encoder_lr``, ``lr_decay``,
-            ``n_steps_alpha_warmup``.
+            Further arguments of :class:`scbd.model.TrainingPlan`, which defines a training step: ``encoder_lr``,
+            ``lr_decay``, ``n_steps_alpha_warmup``.
         **trainer_kwargs
             Further arguments of :class:`lightning.pytorch.Trainer`, such as ``enable_progress_bar``,
             ``gradient_clip_val``, ``callbacks`` (added to the model's own callbacks) or ``logger``.
@@ -321,60 +341,69 @@ class TrainMixin(PredictMixin):
         TypeError
             If an argument does not exist.
         ValueError
-            If settings contradict each other or do not fit the data. This is checked before any work is done.
+            If settings contradict each other or do not fit the data. Settings are checked before training starts.
         FileExistsError
             If ``checkpoint_dir`` holds the checkpoint of an earlier run and ``resume`` is false.
         scbd.model.TrainingDiverged
-            If the loss or a weight becomes NaN or infinite. The model then has the last weights that were good.
+            If the loss or a weight becomes NaN or infinite. The model then has the last weights with a finite loss.
         KeyboardInterrupt
-            If the user interrupts the run. The model keeps the weights and the history. ``last.ckpt`` holds the state
-            of the last validation.
+            If the user interrupts the run. The model keeps the weights and the history that it has at this point.
+            ``last.ckpt`` holds the state of the last validation.
         SystemExit
-            With code 143, if the process receives SIGTERM during training. Weights, history and ``last.ckpt`` are kept
-            in the same way.
+            With code 143, if the process receives the signal SIGTERM during training. Weights, history and
+            ``last.ckpt`` are kept as with an interruption by the user.
 
         Warns
         -----
         UserWarning
-            If z_c is nearly a single point, or carries no supervised information, and the means of perturbations do not
-            differ more than the means of permuted labels. If z_c has overfitted the training cells. If the validation
-            cells include cells that an earlier run of the model was trained on.
+            - If z_c is nearly a single point or carries no information about the perturbations, and the means of
+              perturbations in z_c do not differ more than means after permuting the labels.
+            - If z_c has overfitted the training cells.
+            - If the validation cells include cells that an earlier run of the model was trained on.
         """
         given = dict(locals())
         del given["self"]
         settings, defaults = TrainSettings(**given), dict(self._training_defaults)
-        # _data sets batch_size, which depends on the number of training cells
+        # The default of batch_size is set later, in the method _data, because it depends on the number of training
+        # cells.
         leave = {"batch_size"} if max_epochs is None else {"batch_size", "max_steps"}
         unset = {n: value for n, value in defaults.items() if n not in leave and getattr(settings, n) is None}
         self._store_run(self._fit(self.module, replace(settings, **unset)))
 
     def _make_train_settings(self, **given: Any) -> TrainSettings:
-        """Return the settings of a call of :meth:`train` with these arguments, and its defaults for all others."""
+        """Create training settings from some arguments of :meth:`train`; all other arguments have their defaults.
+
+        Parameters
+        ----------
+        **given
+            Arguments of :meth:`train`.
+        """
         bound = inspect.signature(self.train).bind(**given)
         bound.apply_defaults()
         return TrainSettings(**bound.arguments)
 
     def _fit(self, objective: Objective, settings: TrainSettings, *, contrastive: bool = True) -> TrainingRun:
-        """Train an objective, after all checks.
+        """Check the settings of a training run, prepare its data and module, and train.
 
         Parameters
         ----------
         objective
-            The model's module, or an objective that contains the module. The plan calls it with each batch.
+            Torch module that computes the loss of each batch: the module of the model, or a wrapper around it.
         settings
             Arguments of :meth:`train`.
         contrastive
-            Whether the run trains the encoders. If so, its steps are counted from the end of earlier runs, and cells
-            need partners of the same perturbation.
+            Whether the run trains the encoders. Such a run continues the step count of earlier runs, and warns if
+            perturbations have only one training cell, since the contrastive loss needs pairs of cells.
 
         Returns
         -------
-        The finished run. An exception raised during training is kept in its ``error``.
+        The finished run. If an exception was raised during training, it is stored in the attribute ``error``.
         """
         self._check_further_arguments(settings)
         adata = self._adata_or_attached(None)
         state = find_checkpoint(settings.folder, resume=settings.resume)
-        # steps of earlier runs; a resumed run keeps the count of the interrupted run
+        # The first step of a run is the number of training steps of all earlier runs. A resumed run is part of the
+        # interrupted run, and has the first step of the interrupted run.
         first_step = state.settings["first_step"] if state else self._steps() if contrastive else 0
         source, y, e = self._source(adata), self._codes(adata, Y_REGISTRY), self._codes(adata, E_REGISTRY)
         cells = cell_digests(source, self._labels())
@@ -415,7 +444,10 @@ class TrainMixin(PredictMixin):
         return run
 
     def _check_further_arguments(self, settings: TrainSettings) -> None:
-        """Raise ``TypeError`` if ``plan_kwargs`` or ``batch_kwargs`` hold names that their classes do not accept."""
+        """Raise ``TypeError`` if ``plan_kwargs`` or ``batch_kwargs`` hold an argument that does not exist.
+
+        The arguments must exist in the constructor of the model's training plan or data module, respectively.
+        """
         traits, of_train = self.traits, keyword_names(type(self).train)
         for name, cls, own in (
             ("plan_kwargs", traits.plan, _RESERVED_PLAN_ARGUMENTS),
@@ -428,20 +460,20 @@ class TrainMixin(PredictMixin):
     def _data(
         self, source: ImageSource, y: np.ndarray, e: np.ndarray, settings: TrainSettings, first_step: int, images: str
     ) -> ImageDataModule:
-        """Create the data module of a run, with its split, batch size and number of steps.
+        """Create the data module of a run, which draws its batches, and set the split, batch size and number of steps.
 
         Parameters
         ----------
         source
             Inputs of all cells.
         y, e
-            Codes of perturbation and environment, ``(N,)``.
+            Codes of perturbation and environment of all cells, ``(N,)``.
         settings
             Arguments of :meth:`train`.
         first_step
-            Number of steps of earlier runs.
+            Number of training steps that the model has made in earlier runs.
         images
-            Digest of the inputs. If the last run has the same digest, its split is used again.
+            Digest of the inputs. If the inputs of the last run had the same digest, its split is used again.
         """
         seed = (scvi.settings.seed or 0) if settings.seed is None else settings.seed
         split = choose_split(
@@ -480,7 +512,7 @@ class TrainMixin(PredictMixin):
 
     @rank_zero_only
     def _log_training_summary(self, data: ImageDataModule, plan: TrainingPlan) -> None:
-        """Log one table with the data, the model, the length of the run and the sizes of the split."""
+        """Log a summary of the run: data, model, number of steps, and number of training, validation and test cells."""
         split = data.split
         parts = {"to train on": split.train, "for validation": split.validation, "held out": split.test}
         lines = [
@@ -493,7 +525,11 @@ class TrainMixin(PredictMixin):
         logger.info("%s", self._description(lines))
 
     def _make_online_head(self, settings: TrainSettings, seed: int) -> OnlineHead | None:
-        """Create the online head, which continues from its earlier weights; `None` for models that are classifiers."""
+        """Create the linear classifier of perturbations that is trained alongside the encoder (``online_head=True``).
+
+        If an earlier run has trained such a classifier, the new one starts from its weights. The result is `None` for
+        models that are classifiers themselves.
+        """
         if self._objective_head is not None:
             return None
         return OnlineHead(
@@ -508,7 +544,10 @@ class TrainMixin(PredictMixin):
     def _settings_to_match_on_resume(
         self, objective: Objective, data: ImageDataModule, settings: TrainSettings
     ) -> dict[str, Any]:
-        """Collect the settings that a resumed run must share with the interrupted run; the model keeps them, too."""
+        """Collect the settings of a run that must be equal when the run is resumed after an interruption.
+
+        They are saved in checkpoints. After the run, they are stored in the model as well.
+        """
         given = {**self.init_params_["non_kwargs"], **self.init_params_["kwargs"]}
         for name in [name for name, value in given.items() if isinstance(value, dict)]:
             given |= given.pop(name)
@@ -518,11 +557,13 @@ class TrainMixin(PredictMixin):
             "control": self.registry_["setup_args"].get("control"),
             "e_columns": "side_by_side" if has_separate_environments(self.registry_) else None,
             "continuous_covariate_keys": ", ".join(self._registered(COVARIATE_REGISTRY).get("columns", [])),
-            # parameters for each label are stored by the code of the label
+            # The order of the labels determines their integer codes, which index the parameters that some models have
+            # for each label.
             "order of labels": hashlib.sha256(repr(numbered).encode()).hexdigest(),
             **{name: getattr(data, name) for name in ("batch_size", "perturbations_per_batch", "neighbours", "seed")},
             "first_step": data.first_step,
-            # a learning rate that decays over the run depends on the length of the run
+            # A resumed run must have the number of steps of the interrupted run only if the learning rate decays,
+            # because the decay depends on the number of steps.
             "length": data.max_steps if {**self.traits.plan_kwargs, **settings.plan}.get("lr_decay", True) else None,
             "validate_every": settings.validate_every,
             "precision": settings.precision,
@@ -536,11 +577,12 @@ class TrainMixin(PredictMixin):
         return {name: value for name, value in shared.items() if isinstance(value, _COMPARABLE_TYPES)}
 
     def _store_run(self, run: TrainingRun) -> None:
-        """Store the history and results of a run of the encoders, and raise the exception that ended the run, if any.
+        """Store the history and the results of a run that has trained the encoders.
 
-        The new history is appended to the history of earlier runs. Split, settings and weights of the online head are
-        stored only if the run has updated the weights. The residual environment offsets and the means of the controls
-        are then estimated again from the new embeddings.
+        The new history is appended to the history of earlier runs. If the run has updated the weights of the model, the
+        split, the settings and the weights of the online classifier are stored, too. The residual environment offsets
+        and the mean embedding of the controls are then estimated from the new embeddings. At the end, an exception that
+        had ended the run is raised.
         """
         new, first = run.history.frames(run.plan.first_step), run.plan.first_step
         earlier = {n: f[f.index <= first] if n in new else f for n, f in (self.history_ or {}).items()}
@@ -559,32 +601,39 @@ class TrainMixin(PredictMixin):
             if run.moved:
                 self._estimate_residual_offsets()
                 self._estimate_centers()
-            if run.error is None or isinstance(run.error, TrainingDiverged) and self._steps():
+            if run.error is None or (isinstance(run.error, TrainingDiverged) and self._steps()):
                 self._after_training(run.data)
-        finally:  # the exception of the run takes precedence over exceptions of the steps above
+        finally:
+            # The exception that ended the training run is raised even if the evaluation after the run raises another
+            # exception.
             if run.error is not None:
                 raise run.error
 
     def _steps(self) -> int:
-        """Return the number of steps of all runs so far."""
+        """Return the number of training steps that all runs of the model have made so far."""
         return getattr(self, "training_settings_", {}).get("steps", 0) if self.is_trained_ else 0
 
     def _labels(self) -> pd.DataFrame:
-        """Return the columns of ``obs`` with perturbation, environments, positions and continuous covariates."""
+        """Return a data frame with the registered columns of ``obs`` for all cells of the attached table.
+
+        These are the columns of perturbation, environments, positions and continuous covariates.
+        """
         setup = self.registry_["setup_args"]
         names = ("y_key", "e_key", "position_key", "continuous_covariate_keys")
         keys = [setup[name] for name in names if setup.get(name) is not None]
         return self.adata.obs[list(dict.fromkeys(column for key in keys for column in as_columns(key)))]
 
     def _split_of_last_run(self, images: str, *, given: bool) -> Split | None:
-        """Return the split of the last run if that run used the same inputs; otherwise `None`.
+        """Return the split into training, validation and test cells of the model's last run.
+
+        The result is `None` if the last run used other inputs, or if there was no run.
 
         Parameters
         ----------
         images
-            Digest of the inputs.
+            Digest of the inputs of the new run.
         given
-            Whether the user gives a split. If not, a warning is logged when the inputs have changed.
+            Whether the user gives a split for the new run. If not, a warning is logged when the inputs have changed.
         """
         trained_on = getattr(self, "training_settings_", {}).get("images")
         if trained_on == images:
@@ -597,15 +646,19 @@ class TrainMixin(PredictMixin):
         return None
 
     def _reset_derived_attributes(self) -> None:
-        """Reset the attributes derived from the weights, which are listed in ``traits.derived_attributes``."""
+        """Reset the attributes that were computed from earlier weights to empty values.
+
+        Their names are in ``traits.derived_attributes``.
+        """
         for name, kind in self.traits.derived_attributes.items():
             setattr(self, name, kind())
 
     @contextmanager
     def _with_derived_attributes_reset(self) -> Iterator[None]:
-        """Reset the attributes derived from the weights while a run lasts, and restore them afterwards.
+        """Reset the attributes that were computed from earlier weights while a run lasts, and restore them afterwards.
 
-        A callback that saves the model during the run would otherwise save attributes of earlier weights.
+        These are the attributes in ``traits.derived_attributes``. A callback that saves the model during the run would
+        otherwise save them together with weights to which they do not belong.
         """
         kept = {name: getattr(self, name) for name in self.traits.derived_attributes if hasattr(self, name)}
         for name in kept:
@@ -617,34 +670,50 @@ class TrainMixin(PredictMixin):
                 setattr(self, name, found)
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
-        """Check the codes of the training cells before a run; a subclass overrides this."""
+        """Check the labels of the training cells before a run. The base class checks nothing; subclasses override it.
+
+        Parameters
+        ----------
+        y, e
+            Codes of perturbation and environment of the training cells, ``(N,)``.
+        """
 
     def _without_untrained_parts(self) -> AbstractContextManager[None]:
-        """Return a context that detaches untrained parts of the model during a run; a subclass overrides this."""
+        """Return a context manager that removes parts of the model, such as a decoder, which a run does not train.
+
+        The parts are restored at the end. The base class removes no parts; subclasses override this method.
+        """
         return nullcontext()
 
     def _after_training(self, data: ImageDataModule) -> None:
-        """Evaluate the model after a run; a subclass overrides this."""
+        """Evaluate the model after a run. The base class does no evaluation; subclasses override this method.
+
+        Parameters
+        ----------
+        data
+            Data module of the run.
+        """
 
 
 class TrainingRun:
-    """One training run with Lightning's trainer, our callbacks and the callbacks of the user.
+    """One training run: Lightning's trainer with the callbacks of this package and those of the user.
 
     Parameters
     ----------
     plan
-        Training plan, which defines the step, the optimiser and the logging.
+        Training plan, which defines the training step, the optimiser and the logging.
     data
-        Data module with the batches; the run has ``data.max_steps`` steps.
+        Data module, which draws the batches. The run has ``data.max_steps`` steps.
     settings
         Arguments of :meth:`TrainMixin.train`.
     folder
-        Folder for checkpoints and best weights; `None` if the run keeps neither.
+        Folder for checkpoints and for the weights with the lowest validation loss; `None` if the run saves neither.
 
     Raises
     ------
     ValueError
-        If a setting does not fit. Files have not been written by then.
+        If early stopping or ``load_best`` is requested without validation, or if Lightning's strategy trains in
+        processes that do not return the weights. Both are checked before files are written.
     """
 
     def __init__(self, plan: TrainingPlan, data: ImageDataModule, settings: TrainSettings, folder: Path | None) -> None:
@@ -667,7 +736,7 @@ class TrainingRun:
         theirs = _as_list(given.pop("callbacks", None))
         shown = given.get("enable_progress_bar", True) and not any(isinstance(c, callbacks.ProgressBar) for c in theirs)
         ours = [
-            # Lightning's default bar counts epochs, and a run is a single epoch
+            # Lightning's default progress bar counts epochs. It is replaced, because a training run is a single epoch.
             callbacks.TQDMProgressBar() if shown else None,
             EarlyStopping(settings.early_stopping_patience or _DEFAULT_PATIENCE) if settings.early_stopping else None,
             self.history,
@@ -677,7 +746,8 @@ class TrainingRun:
         ]
         defaults = {
             "max_epochs": -1,
-            "val_check_interval": every * settings.n_accumulated_batches,  # in batches
+            # Lightning counts this interval in batches, whereas `every` is a number of optimiser steps.
+            "val_check_interval": every * settings.n_accumulated_batches,
             "num_sanity_val_steps": 0,
             "log_every_n_steps": max(1, min(10, every)),
             "enable_model_summary": False,
@@ -692,7 +762,8 @@ class TrainingRun:
             precision=settings.precision,
             callbacks=[*theirs, *filter(None, ours)],
             plugins=plugins,
-            use_distributed_sampler=False,  # our samplers already divide batches among ranks
+            # The samplers of this package already divide each batch among the distributed processes.
+            use_distributed_sampler=False,
         )
         if isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
             msg = (
@@ -703,29 +774,41 @@ class TrainingRun:
 
     @property
     def moved(self) -> bool:
-        """Return whether the run counts: it made at least one step that is kept, or it ended without an exception."""
+        """Return whether the results of the run are stored in the model.
+
+        This is the case if the run ended without an exception, or if its weights have had at least one training step.
+        """
         return self.settings["steps"] > self.plan.first_step or self.error is None
 
     def start(self, state: ResumableCheckpoint | None) -> None:
-        """Train, and store an exception in ``error`` instead of raising it.
+        """Train to the end of the run, or until an exception, which is stored in the attribute ``error``.
 
-        Afterwards, the plan has one of these weights:
+        Afterwards, the training plan and its module have one of these weights:
 
-        - after a divergence, the last good weights;
-        - with ``load_best``, the weights of the lowest validation loss;
-        - otherwise, the last weights.
+        - after a divergence, the last weights with a finite loss;
+        - with ``load_best``, the weights with the lowest validation loss;
+        - otherwise, the weights after the last step.
+
+        Parameters
+        ----------
+        state
+            Checkpoint from which an interrupted run is resumed; `None` for a new run.
         """
-        # loading or embedding leaves a model in evaluation mode, and Lightning does not change the mode
+        # A module is in evaluation mode if the model has been loaded or has embedded cells. It must be set to training
+        # mode, because Lightning does not change the mode.
         self.plan.train()
         try:
             with keep_freed_memory(self.trainer.strategy.root_device):
                 self.trainer.fit(self.plan, self.data, ckpt_path=state.path if state else None, weights_only=True)
-        except SystemExit as error:  # Lightning raises it on Ctrl-C, which would end the kernel of a notebook
+        # On Ctrl-C, Lightning raises SystemExit, which would end the kernel of a notebook. SystemExit is therefore
+        # replaced by KeyboardInterrupt.
+        except SystemExit as error:
             interrupted = isinstance(error.__context__, KeyboardInterrupt)
             self.error = KeyboardInterrupt() if interrupted else error
         except BaseException as error:  # noqa: BLE001 - raised again after weights and history are stored
             self.error = error
-        # on SIGTERM, Lightning raises an exception with exit status 0, or no exception after the last step
+        # If the process receives the signal SIGTERM, Lightning raises an exception with exit status 0, or no exception
+        # after the last step. The exception is replaced by one with the exit status of a terminated process.
         if isinstance(self.error, SIGTERMException) or (self.error is None and self.trainer.received_sigterm):
             logger.warning("Training was terminated by SIGTERM after %d steps.", self.trainer.global_step)
             self.error = SystemExit(128 + signal.SIGTERM)
@@ -735,23 +818,32 @@ class TrainingRun:
             steps = self._divergence.step
         elif self._best is not None:
             self._best.restore(self.plan)
-            if self.error is None:  # a temporary folder must not be removed before all processes have read the weights
+            # All processes wait until each has read the best weights, because a temporary folder with the weights is
+            # removed afterwards.
+            if self.error is None:
                 self.trainer.strategy.barrier()
         self.settings["steps"] = self.plan.first_step + steps
 
 
 def default_validation_interval(data: ImageDataModule) -> int:
-    """Return the steps between validations: a twentieth of the run, or more if validation would take too long.
+    """Return the default number of training steps between two validations.
 
-    Validation should take no more than about a tenth of the time of training.
+    This is a twentieth of the steps of the run, or more, so that all validations together take no more than about a
+    tenth of the time of training.
+
+    Parameters
+    ----------
+    data
+        Data module of the run, with its number of steps, batch size and validation cells.
     """
-    # a validation cell costs about a third of the time of a training cell
+    # Number of validations that take a tenth of the time of training. A validation cell takes about a third of the time
+    # of a training cell.
     affordable = 0.1 * 3 * data.max_steps * data.batch_size / max(1, len(data.split.validation))
     return data.max_steps // int(np.clip(affordable, 1, min(20, data.max_steps)))
 
 
 def _as_list(given: Any) -> list[Any]:
-    """Return one object, or several objects, as a list; an empty list for `None`."""
+    """Return an argument as a list: a list or tuple of objects, a single object, or `None` for an empty list."""
     if given is None:
         return []
     return list(given) if isinstance(given, (list, tuple)) else [given]
@@ -759,10 +851,10 @@ def _as_list(given: Any) -> list[Any]:
 
 @contextmanager
 def _checkpoint_folder(settings: TrainSettings) -> Iterator[Path | None]:
-    """Yield the folder for checkpoints; `None` if the run keeps none.
+    """Yield the folder in which a run saves checkpoints and the best weights; `None` if the run saves neither.
 
-    Partial files that killed processes left in the folder are removed. If only the best weights are needed, the folder
-    is a temporary one.
+    This is the ``checkpoint_dir`` of the user, from which partially written files of killed processes are removed.
+    Without ``checkpoint_dir``, the best weights (``load_best``) are saved in a temporary folder.
     """
     if settings.folder:
         for name in ("last.ckpt", "best.ckpt"):
@@ -775,7 +867,7 @@ def _checkpoint_folder(settings: TrainSettings) -> Iterator[Path | None]:
         yield None
 
 
-# patterns of Lightning's warnings about choices that are deliberate here
+# regular expressions of warnings that Lightning raises about deliberate choices of this package, and that are silenced
 _SILENCED_WARNINGS = (
     ".*does not have many workers.*",
     ".*Checkpoint directory .* exists and is not empty.*",
@@ -784,13 +876,14 @@ _SILENCED_WARNINGS = (
     ".*You defined a `validation_step` but have no `val_dataloader`.*",
     ".*Total length of `.*` across ranks is zero.*",
     ".*treespec, LeafSpec.*",
-    ".*in eval mode at the start of training.*",  # the frozen blocks while a decoder is trained
+    # While a decoder is trained, the encoders are frozen and in evaluation mode.
+    ".*in eval mode at the start of training.*",
 )
 
 
 @contextmanager
 def _quiet_lightning() -> Iterator[None]:
-    """Silence Lightning's notes about hardware and other products, and its warnings about deliberate choices."""
+    """Silence messages of Lightning about hardware and its other products, and warnings about deliberate choices."""
     notes = logging.getLogger("lightning.pytorch")
     level = notes.level
     with warnings.catch_warnings():

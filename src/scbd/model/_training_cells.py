@@ -1,4 +1,7 @@
-"""Choice, sample and digests of the cells that a model is trained on."""
+"""Cells that a model is trained on: choosing them, sampling them, and identifying them by digests (hashes).
+
+The file also holds checks of the training cells, for example for perturbations with a single cell.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# default fraction of the cells to train on
+# default fraction of the cells in a table that are used for training
 TRAIN_SIZE = 0.9
-# number of hexadecimal digits kept of a digest; 16 suffice to distinguish tables
+# number of hexadecimal digits to which a digest (hash) of cells is shortened; 16 digits suffice to distinguish tables
 _N_DIGEST_DIGITS = 16
-# types of columns that may hold labels, as pandas.api.types.infer_dtype names them
+# types of columns of obs that may hold labels, named as by pandas.api.types.infer_dtype
 _LABEL_DTYPES = ("categorical", "string", "boolean", "integer")
-# minimum number of cells per distinct value for a column to count as labels
+# a column of obs counts as labels if it has at least this number of cells per distinct value
 _MIN_CELLS_PER_VALUE = 8
-# maximum sizes of the sample: images (channel statistics to three digits), rows of features (enough for their
-# covariance), and controls that are sampled in addition to these rows
+# Maximum sizes of the random sample of training cells to which the scales of inputs are fitted. First: the number of
+# images, which gives channel statistics to three digits. Second: the number of rows of features, which is enough for
+# the covariance of features. Third: the number of controls that are sampled in addition to the rows of features.
 _MAX_SAMPLED_IMAGES, _MAX_SAMPLED_ROWS, _MAX_SAMPLED_CONTROLS = 4_096, 65_536, 16_384
-# number of cells read at once
+# number of cells of the sample whose inputs are read into memory at once
 _CELLS_READ_AT_ONCE = 512
 
 
@@ -48,17 +52,17 @@ def choose_split(
     seed: int = 0,
     earlier: Split | None = None,
 ) -> Split:
-    """Return the split to train with.
+    """Return the split of the cells of a table into training, validation and test cells.
 
-    The split is the given one. If neither a split nor a size is given, it is the split of an earlier run on the same
-    cells. Otherwise it is a random stratified split.
+    If ``split`` is given, it is used. If neither ``split`` nor a size is given, the split of the model's last run on
+    the same cells is used again. In all other cases, a random stratified split is drawn.
 
     Parameters
     ----------
     obs
-        Table of the cells.
+        Table with one row per cell.
     strata
-        Labels by which a random split is stratified, an array ``(N,)`` each.
+        Labels by which a random split is stratified, such as perturbation and environment, one array ``(N,)`` each.
     split, train_size, validation_size
         Arguments of :meth:`scbd.SCBDModel.train`.
     default
@@ -75,12 +79,13 @@ def choose_split(
     TypeError
         If ``split`` is neither a :class:`~scbd.data.Split` nor a column name.
     ValueError
-        If ``split`` contains row numbers beyond the table, its column has no training cells, or the sizes do not fit.
+        If ``split`` contains row numbers beyond the table, the column that it names has no training cells, or
+        ``train_size`` and ``validation_size`` do not fit the number of cells.
 
     Warns
     -----
     UserWarning
-        If validation cells were trained on in the earlier run.
+        If validation cells of the new split were training cells of the earlier run.
     """
     if split is None and earlier is not None and train_size is None and validation_size is None:
         return earlier
@@ -121,8 +126,8 @@ def draw_training_sample(
 ) -> TrainingSample:
     """Draw a random sample of the training cells: up to 4,096 images, or up to 65,536 rows of features.
 
-    For features, up to 16,384 controls are drawn in addition, because features are scaled by the controls, and a random
-    sample may contain few of them.
+    The scales of inputs and the transforms of features are fitted to this sample. For features, up to 16,384 controls
+    are drawn in addition, because features are scaled by the controls, and a random sample may contain few controls.
 
     Parameters
     ----------
@@ -131,9 +136,9 @@ def draw_training_sample(
     rows
         Row numbers of the training cells.
     y, e, controls, positions
-        Labels of all cells, see :class:`Sample`.
+        Perturbations, environments, controls and positions on the plate of all cells, see :class:`TrainingSample`.
     seed
-        Seed of the draw.
+        Seed of the random sample.
     """
     rng, of_features = np.random.default_rng(seed), len(source.shape) == 2
     drawn = rng.choice(rows, min(len(rows), _MAX_SAMPLED_ROWS if of_features else _MAX_SAMPLED_IMAGES), replace=False)
@@ -151,7 +156,7 @@ def draw_training_sample(
 
 
 def warn_if_single_cell_perturbations(y: np.ndarray, names: Sequence[str]) -> None:
-    """Log a warning that names the perturbations with a single training cell.
+    """Log a warning that names the perturbations with a single training cell, which has no partner to learn from.
 
     Parameters
     ----------
@@ -169,9 +174,11 @@ def warn_if_single_cell_perturbations(y: np.ndarray, names: Sequence[str]) -> No
 
 
 def check_positives_in_other_environments(y: np.ndarray, e: np.ndarray, names: Sequence[str]) -> None:
-    """Check that perturbations have training cells in several environments (``positives="other_environments"``).
+    """Check that perturbations have training cells in several environments.
 
-    A log message names the perturbations whose training cells all lie in one environment.
+    This is required by ``positives="other_environments"``, where the positives of a cell are the cells of the same
+    perturbation in other environments. A log message names the perturbations whose training cells all lie in one
+    environment.
 
     Parameters
     ----------
@@ -183,7 +190,7 @@ def check_positives_in_other_environments(y: np.ndarray, e: np.ndarray, names: S
     Raises
     ------
     ValueError
-        If each perturbation lies in a single environment, so that no cell has a positive in another one.
+        If the training cells of each perturbation lie in a single environment, so that no cell has a positive.
     """
     codes, n_environments = np.unique(np.unique(np.stack([y, e], 1), axis=0)[:, 0], return_counts=True)
     alone = codes[n_environments == 1]
@@ -203,7 +210,10 @@ def check_positives_in_other_environments(y: np.ndarray, e: np.ndarray, names: S
 
 
 def cell_digests(source: ImageSource, labels: pd.DataFrame) -> dict[str, str]:
-    """Return separate digests of images and labels, so that an error can state which of the two have changed."""
+    """Return two digests (hashes) of cells: of their images or features, and of their labels.
+
+    The digests are separate, so that an error message can state which of the two has changed.
+    """
     return {
         "images": digest_cells(source, pd.DataFrame(index=range(source.shape[0])))[:_N_DIGEST_DIGITS],
         "labels": digest_cells(None, labels)[:_N_DIGEST_DIGITS],
@@ -211,18 +221,18 @@ def cell_digests(source: ImageSource, labels: pd.DataFrame) -> dict[str, str]:
 
 
 def split_digest(split: Split, n_cells: int) -> str:
-    """Return a digest of the training and the validation cells of a split."""
+    """Return a digest (hash) that identifies which of a table's cells are training and which are validation cells."""
     part = np.zeros(n_cells, dtype=np.int8)
     part[split.train], part[split.validation] = 1, 2
     return digest_cells(None, pd.DataFrame({"part": part}))[:_N_DIGEST_DIGITS]
 
 
 def label_column_codes(obs: pd.DataFrame) -> Iterator[np.ndarray]:
-    """Yield codes of each column of labels, such as guide, plate or donor; int64 ``(N,)`` each.
+    """Yield the integer codes of each column of ``obs`` that holds labels, such as guide, plate or donor.
 
-    A column counts as labels if it has at least eight cells per distinct value. Columns of fractions, dates and objects
-    are skipped. Missing values get a code like any other value. Any of these labels may be shared by cells that are
-    stored next to each other.
+    Each array of codes is int64 ``(N,)``. A column counts as labels if it has at least eight cells per distinct value.
+    Columns of fractions, dates and objects are skipped. Missing values get a code like any other value. Cells that are
+    stored next to each other may share any of these labels, for example the plate.
     """
     for place in range(obs.shape[1]):
         column = obs.iloc[:, place]

@@ -1,4 +1,7 @@
-"""Losses, networks and preprocessing on tensors, independent of AnnData, scvi-tools and Lightning."""
+"""PyTorch functions and modules of the method: losses, encoders, a decoder and the preprocessing of inputs.
+
+They take tensors and do not depend on AnnData, scvi-tools or Lightning.
+"""
 
 from scbd.nn._contrastive import effective_rank, invariance_loss, log_normaliser, supervised_contrastive_loss
 from scbd.nn._decoders import AdditiveDecoder
@@ -12,8 +15,8 @@ from scbd.nn._input_transform import InputTransform
 __all__ = [
     "AdditiveDecoder",
     "Block",
-    "FeatureScaling",
     "Encoder",
+    "FeatureScaling",
     "Groups",
     "InputTransform",
     "Numbers",

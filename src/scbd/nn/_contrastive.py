@@ -1,23 +1,33 @@
 r"""Supervised contrastive loss and invariance losses on the unit sphere (Makino et al., 2025, section 2).
 
-Both losses use the probability that anchor :math:`i` is matched with partner :math:`j`,
+Let :math:`z_i` be the embedding of cell :math:`i`, scaled to unit length, and :math:`\tau` the temperature. Each cell
+of a batch in turn is the *anchor*, and is compared with the other cells of the batch, its *partners*.
+
+Both losses use the probability that anchor :math:`i` is matched with partner :math:`j`. It is a softmax of the
+similarities :math:`z_i \cdot z_j / \tau`:
 
 .. math:: \log P_{ij} = z_i \cdot z_j / \tau - \log \sum_{a} \exp(z_i \cdot z_a / \tau).
 
-Both losses need only *sums* of :math:`\log P_{ij}` over the partners that share a label. Such a sum is a product with a
-class sum, :math:`z_i \cdot S_{u_i}` with :math:`S_u = \sum_{j: u_j = u} z_j`. Masks and a second softmax are therefore
-not needed. The only computation with quadratic time is one log-sum-exp over the Gram matrix. It is computed tile by
-tile with O(B·D) memory, and both losses on one embedding can use the same result (:func:`log_normaliser`).
+The supervised loss compares cells with the same perturbation label, the invariance loss cells with the same environment
+label. Except for one form of the invariance loss (``reduction="mass"``), they need only the *sum* of :math:`\log
+P_{ij}` over the partners :math:`j` that have the label :math:`u_i` of the anchor. This sum is computed from the sum of
+the embeddings of each label, :math:`S_u = \sum_{j: u_j = u} z_j`, by the product :math:`z_i \cdot S_{u_i}`. Masks and a
+second softmax are therefore not needed.
 
-The paper prints a formula and a code listing that differ. The published numbers come from the listing:
+The only computation whose time is quadratic in the batch size B is the log-sum-exp over the Gram matrix, which holds
+the similarities of all pairs of cells. The Gram matrix is computed tile by tile with O(B·D) memory, D being the
+dimension of the embeddings. The losses on one embedding can use the same result (:func:`log_normaliser`).
 
-============  ======================================  =========================================
-..            formula                                 listing
-============  ======================================  =========================================
-normaliser    all others (``include_self=False``)     the whole row (``include_self=True``)
-supervised    sum over anchors (``reduction="sum"``)  mean over anchors (``reduction="mean"``)
-invariance    ``reduction="formula"``                 ``reduction="listing"``
-============  ======================================  =========================================
+The paper prints a formula and a code listing, which differ. The results published in the paper come from the listing.
+These arguments select the one or the other:
+
+===============  ====================================================  ========================================
+..               formula of the paper                                  code listing of the paper
+===============  ====================================================  ========================================
+sum over *a*     all cells except the anchor (``include_self=False``)  all cells (``include_self=True``)
+supervised loss  sum over anchors (``reduction="sum"``)                mean over anchors (``reduction="mean"``)
+invariance loss  ``reduction="formula"``                               ``reduction="listing"``
+===============  ====================================================  ========================================
 """
 
 from __future__ import annotations
@@ -42,10 +52,14 @@ InvarianceReduction = Literal["listing", "formula", "mean", "mass"]
 def log_normaliser(
     z: Tensor, *, temperature: float = 0.1, include_self: bool = True, without: Tensor | Groups | None = None
 ) -> Tensor:
-    r"""Compute the term that the losses on one embedding share: :math:`\log \sum_a \exp(z_i \cdot z_a / \tau)`.
+    r"""Compute the logarithm of the normaliser of each anchor's matching probabilities.
 
-    Give the result to :func:`supervised_contrastive_loss` and :func:`invariance_loss` to compute it only once. Time is
-    quadratic in the batch size, memory is linear. Second derivatives are not supported.
+    For anchor :math:`i` it is :math:`\log \sum_a \exp(z_i \cdot z_a / \tau)`, with the sum over the cells :math:`a` of
+    the batch.
+
+    Both :func:`supervised_contrastive_loss` and :func:`invariance_loss` accept the result as an argument, so that it is
+    computed only once for an embedding. Time is quadratic in the batch size, memory is linear. Second derivatives are
+    not supported.
 
     Parameters
     ----------
@@ -57,19 +71,18 @@ def log_normaliser(
         Whether the sum includes the anchor itself (:math:`a = i`). The paper's listing includes it, the paper's formula
         does not.
     without
-        Integer labels, shape ``(B,)``, or their :class:`Groups`. Other cells with the anchor's label are excluded from
-        the anchor's sum. By default no cell is excluded.
+        Integer labels, shape ``(B,)``, or their :class:`Groups`. Cells that have the same label as the anchor, except
+        the anchor itself, are excluded from the anchor's sum. By default no cell is excluded.
 
     Returns
     -------
-    Logarithm of the sum for each anchor, shape ``(B,)``, float32 or float64.
+    Logarithm of the normaliser of each anchor, shape ``(B,)``, float32 or float64.
 
     Raises
     ------
     ValueError
         If ``z`` is not a batch of at least two vectors of unit length (to within 1 %), or if the temperature is not
-        above 1/350. Lengths are checked only on the CPU. On other devices the check would make the processor wait for
-        the device.
+        above 1/350. Lengths are checked only on the CPU. On a GPU, the check would make the CPU wait for the GPU.
 
     Examples
     --------
@@ -96,32 +109,38 @@ def supervised_contrastive_loss(
     anchors: Tensor | None = None,
     log_normaliser: Tensor | None = None,
 ) -> Tensor:
-    r"""Pull embeddings with the same label together and push all others apart.
+    r"""Pull embeddings with the same label together and push embeddings with different labels away from each other.
 
     .. math:: L^{sup} = -\sum_i \frac{1}{|P(i)|} \sum_{p \in P(i)} \log P_{ip},
        \qquad P(i) = \{p \ne i : u_p = u_i\}
 
+    Here :math:`P_{ip}` is the probability that anchor :math:`i` is matched with partner :math:`p`, a softmax of the
+    similarities :math:`z_i \cdot z_p / \tau`. The set :math:`P(i)` holds the *positives* of the anchor: the other cells
+    with its label :math:`u_i`.
+
     With ``reduction="mean"``, the mean over anchors replaces the sum over anchors. An anchor without a positive
     contributes zero, also with smoothing. The mean still counts this anchor, as in the published code. If all
-    embeddings have collapsed to one point, the loss per anchor is exactly :math:`\log B`, or :math:`\log(B-1)` with
-    ``include_self=False``.
+    embeddings have collapsed to one point and every anchor has a positive, the loss per anchor is exactly :math:`\log
+    B` for batch size :math:`B`, or :math:`\log(B-1)` with ``include_self=False``.
 
-    **Label smoothing** (Szegedy et al., 2016) with :math:`\varepsilon` changes the target of an anchor: it should be
-    matched with a partner of its label with probability :math:`1 - \varepsilon`, and otherwise with any other cell:
+    **Label smoothing** (Szegedy et al., 2016) with :math:`\varepsilon` changes the target of an anchor: the anchor
+    should be matched with a cell of its label with probability :math:`1 - \varepsilon`, and with any other cell of the
+    batch otherwise. The loss becomes
 
     .. math:: -\sum_i \Bigl[ \frac{1 - \varepsilon}{|P(i)|} \sum_{p \in P(i)} \log P_{ip} +
               \frac{\varepsilon}{B - 1} \sum_{a \ne i} \log P_{ia} \Bigr].
 
     Some cells carry a label without showing its phenotype, for example because a guide does not cut, or because only
-    some cells show the phenotype. With smoothing, the loss of such cells is limited when they are not distinguished
-    from all others. All embeddings on the sphere have the same length, so an embedding cannot express uncertainty by
-    its length; it does so by a position between the labels. With many environments, the published invariance loss has
-    nearly the same effect (see :func:`invariance_loss`). Smoothing does not change the loss of a collapsed embedding.
+    some cells show the phenotype. With smoothing, the loss of such a cell is limited if its embedding does not
+    distinguish it from cells of other labels. All embeddings on the sphere have the same length. An embedding therefore
+    cannot express uncertainty by its length, only by a position between the labels. With many environments, the
+    published invariance loss has nearly the same effect as smoothing (see :func:`invariance_loss`). Smoothing does not
+    change the loss of a collapsed embedding.
 
-    **Positives from other environments.** With ``environments``, the partners of a cell are the cells with its label in
-    other environments. Cells with the same label *and* the same environment are excluded from all sums of the anchor:
-    they are neither attracted nor repelled. Features that are common to the cells of one well then cannot be used to
-    match partners.
+    **Positives from other environments.** If ``environments`` are given, the positives of a cell are the cells with its
+    label in other environments. Cells with the same label *and* the same environment as the anchor are excluded from
+    all sums of the anchor: they are neither attracted nor repelled. Features that are common to the cells of one well
+    then cannot be used to match cells.
 
     Parameters
     ----------
@@ -138,15 +157,16 @@ def supervised_contrastive_loss(
         Whether :math:`\exp(z_i \cdot z_i/\tau)` is part of the normaliser. The paper's listing includes it, the paper's
         formula does not.
     smoothing
-        :math:`\varepsilon`, at least 0 and below 1.
+        :math:`\varepsilon`, the strength of label smoothing, at least 0 and below 1.
     reduction
         ``"mean"`` (the paper's listing) or ``"sum"`` (the paper's formula) over anchors.
     anchors
-        Which cells are anchors, boolean, ``(B,)``. The other cells serve only as partners. By default all cells are
-        anchors.
+        Which cells are anchors, boolean, ``(B,)``. Cells that are not anchors serve only as partners. By default all
+        cells are anchors.
     log_normaliser
-        Result of :func:`log_normaliser` for the same embeddings, temperature and ``include_self``, to save time. With
-        ``environments``, it must be computed ``without`` the cells that share the anchor's label and environment.
+        Result of :func:`log_normaliser` for the same embeddings, temperature and ``include_self``, to save time. If
+        ``environments`` are given, this result must exclude the cells that share the anchor's label and environment
+        (argument ``without`` of :func:`log_normaliser`).
 
     Returns
     -------
@@ -168,7 +188,7 @@ def supervised_contrastive_loss(
     >>> z = torch.nn.functional.normalize(torch.randn(8, 4, generator=torch.manual_seed(0)), dim=1)
     >>> perturbation = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
     >>> loss = scbd.nn.supervised_contrastive_loss(z, perturbation)
-    >>> point = scbd.nn.supervised_contrastive_loss(z[:1].expand(8, 4), perturbation)  # all cells in one place
+    >>> point = scbd.nn.supervised_contrastive_loss(z[:1].expand(8, 4), perturbation)  # all embeddings are equal
     >>> round(float(point), 3) == round(float(np.log(8)), 3)
     True
     """
@@ -186,7 +206,11 @@ def supervised_contrastive_loss(
         aside, n_aside = (z, 0) if left_out is None else (left_out.sums(z), left_out.n_others)
 
         def unmatched(sums: Tensor, n: Tensor) -> Tensor:
-            """Return the mean of -log P over ``n`` partners per anchor; ``sums`` still includes the excluded cells."""
+            """Return the mean of -log P over the ``n`` partners of each anchor.
+
+            The ``sums`` of embeddings are given for each anchor. They include the cells that are no partners (the
+            anchor, and with ``environments`` the cells of its label and environment), which are subtracted here.
+            """
             return log_normaliser - (z * (sums - aside)).sum(1) / temperature / n.clamp(min=1)
 
         n_positives = partners.n_others - n_aside
@@ -212,46 +236,52 @@ def invariance_loss(
     reduction: InvarianceReduction = "listing",
     log_normaliser: Tensor | None = None,
 ) -> Tensor:
-    r"""Make an anchor as likely to be matched within its environment as outside of it.
+    r"""Penalise embeddings that match cells of the same environment more, or less, than cells of other environments.
 
-    Let :math:`P_e(i)` be the other examples of the anchor's environment and :math:`N_e(i)` the examples of all other
-    environments. Let :math:`n_i^+` and :math:`n_i^-` be their numbers. The forms of the loss are
+    Each cell :math:`i` of the batch in turn is the *anchor*. It is matched with cell :math:`j` with the probability
+    :math:`P_{ij}`, a softmax of the similarities :math:`z_i \cdot z_j / \tau`.
+
+    Let :math:`P_e(i)` be the other cells of the anchor's environment (positives) and :math:`N_e(i)` the cells of all
+    other environments (negatives). Let :math:`n_i^+` and :math:`n_i^-` be their numbers, and :math:`B` the batch size.
+    The argument ``reduction`` selects one of four forms of the loss:
 
     ``"listing"`` (the published code)
         .. math:: \frac{1}{B} \sum_i \frac{1}{B} \Bigl|\sum_{p \in P_e(i)} \log P_{ip} -
                   \sum_{n \in N_e(i)} \log P_{in}\Bigr|
     ``"formula"`` (the paper's equation, summed over anchors)
         .. math:: \sum_i \Bigl|\sum_{p \in P_e(i)} \log P_{ip} - \sum_{n \in N_e(i)} \log P_{in}\Bigr|
-    ``"mean"`` (per-term means)
+    ``"mean"`` (means over positives and over negatives)
         .. math:: \frac{1}{B} \sum_i \Bigl|\tfrac{1}{n_i^+} \sum_{p} \log P_{ip} - \tfrac{1}{n_i^-} \sum_{n}
                   \log P_{in}\Bigr| = \frac{1}{B} \sum_i |z_i \cdot (\mu_i^+ - \mu_i^-)| / \tau
-    ``"mass"`` (probability mass against frequency)
+    ``"mass"`` (probability of a match compared with the frequency of the environment)
         .. math:: \frac{1}{B} \sum_i \Bigl|\log \sum_p P_{ip} - \log \sum_n P_{in} - \log \frac{n_i^+}{n_i^-}\Bigr|
 
-    **Which form to choose.** With two balanced environments, the two sums of the listing have equally many terms, and
-    all forms have nearly the same objective. With :math:`E` environments there are about :math:`E-1` times more
-    negatives than positives, so that the two *sums* cannot be equal. The listing can then only be reduced by shrinking
-    every :math:`|\log P_{ij}|`. This pulls embeddings of different environments together, whatever their label, and
-    pushes embeddings of the same environment apart.
+    **Which form to choose.** With two environments of equal size, the two sums in ``"listing"`` have equally many
+    terms, and all forms have nearly the same objective. With :math:`E` environments there are about :math:`E-1` times
+    more negatives than positives, so that the two *sums* cannot be equal. The loss ``"listing"`` can then only be
+    reduced by shrinking every :math:`|\log P_{ij}|`. This pulls embeddings of different environments together, whatever
+    their label, and pushes embeddings of the same environment away from each other.
 
-    Add the listing with weight :math:`\alpha` to the supervised loss. With many environments, it then equals, up to a
-    constant, label smoothing with :math:`\varepsilon \approx \alpha / (1 + \alpha)` plus :math:`2 \alpha / E` times the
-    mean log-probability of the anchor's own environment.
+    With many environments, the supervised loss plus :math:`\alpha` times the loss ``"listing"`` is, up to a constant,
+    the supervised loss with label smoothing :math:`\varepsilon \approx \alpha / (1 + \alpha)`, plus :math:`2 \alpha /
+    E` times the mean log-probability of matches within the anchor's environment.
 
-    The forms ``"mean"`` and ``"mass"`` are valid for many and for unbalanced environments:
+    The forms ``"mean"`` and ``"mass"`` are valid for many and for unbalanced environments. In both, the normaliser of
+    :math:`P_{ij}` cancels:
 
-    - ``"mean"``: the normaliser cancels. The loss is zero exactly when, for every anchor, the mean embedding of its own
-      environment (:math:`\mu_i^+`) and the mean embedding of the others (:math:`\mu_i^-`) have the same projection on
-      the anchor. Only first moments enter.
-    - ``"mass"``: the normaliser cancels as well. The loss is zero when an anchor is matched with its own environment as
-      often as this environment occurs in the batch. All moments of the similarities enter.
+    - ``"mean"``: The loss is zero exactly when, for every anchor, the mean embedding of the positives (:math:`\mu_i^+`)
+      and the mean embedding of the negatives (:math:`\mu_i^-`) have the same projection on the anchor. Only means of
+      the similarities enter.
+    - ``"mass"``: The loss is zero when every anchor is matched with its own environment as often as this environment
+      occurs in the batch. All moments of the similarities enter.
 
-    For both, ``include_self`` makes no difference. Their scale differs from that of the listing. A value of ``alpha``
-    tuned for one form is therefore not suitable for another.
+    With these two forms, ``include_self`` makes no difference. The four forms differ in scale. A value of ``alpha``,
+    the weight of the invariance loss, that was tuned for one form is therefore not suitable for another form.
 
-    An anchor has no comparison if it is alone in its environment or if the batch holds a single environment. With
-    ``"mean"`` and ``"mass"``, such an anchor contributes zero. With ``"listing"`` and ``"formula"``, only the empty sum
-    is zero, as in the published code, so that the loss of a batch with a single environment is **not** zero.
+    Positives or negatives are missing if the anchor is the only cell of its environment, or if the batch holds a single
+    environment. With ``"mean"`` and ``"mass"``, such an anchor contributes zero. With ``"listing"`` and ``"formula"``,
+    only the sum without terms is zero, as in the published code. The loss of a batch with a single environment is then
+    **not** zero.
 
     Parameters
     ----------
@@ -265,7 +295,7 @@ def invariance_loss(
         Whether :math:`\exp(z_i \cdot z_i/\tau)` is part of the normaliser. The paper's listing includes it, the paper's
         formula does not.
     reduction
-        The form of the loss, see above.
+        The form of the loss: ``"listing"``, ``"formula"``, ``"mean"`` or ``"mass"``, see above.
     log_normaliser
         Result of :func:`log_normaliser` for the same embeddings, temperature and ``include_self``, to save time. The
         forms ``"mean"`` and ``"mass"`` do not use it.
@@ -287,8 +317,8 @@ def invariance_loss(
     Examples
     --------
     >>> z = torch.nn.functional.normalize(torch.randn(2, 4, generator=torch.manual_seed(0)), dim=1).repeat(4, 1)
-    >>> mixed = torch.tensor([0, 0, 1, 1, 0, 0, 1, 1])  # either embedding is as often in either well
-    >>> sorted_by_well = torch.tensor([0, 1, 0, 1, 0, 1, 0, 1])  # the embedding says which well it is
+    >>> mixed = torch.tensor([0, 0, 1, 1, 0, 0, 1, 1])  # both embeddings are equally frequent in both wells
+    >>> sorted_by_well = torch.tensor([0, 1, 0, 1, 0, 1, 0, 1])  # each embedding occurs in only one well
     >>> float(scbd.nn.invariance_loss(z, mixed)) < 1 < float(scbd.nn.invariance_loss(z, sorted_by_well))
     True
     """
@@ -316,19 +346,19 @@ def invariance_loss(
         return difference.abs().mean() / len(z)
 
 
-# the function under a second name, for use where an argument is called log_normaliser
+# second name of the function log_normaliser, for use in functions that have an argument of the same name
 _log_normaliser = log_normaliser
 
 
 def collapsed_loss(batch_size: int, *, include_self: bool = True) -> float:
     """Return the supervised contrastive loss of a batch in which all embeddings are the same point.
 
-    The value is ``log B``, or ``log(B - 1)`` with ``include_self=False``. If the loss of a trained embedding stays at
-    this value, the embedding has collapsed and distinguishes no labels.
+    For batch size ``B``, the value is ``log B``, or ``log(B - 1)`` with ``include_self=False``. If the loss of a
+    trained embedding stays at this value, the embedding has collapsed and does not distinguish labels.
 
     Examples
     --------
-    >>> round(contrastive_ceiling(512), 3)
+    >>> round(collapsed_loss(512), 3)
     6.238
     """
     return math.log(batch_size if include_self else batch_size - 1)
@@ -342,27 +372,33 @@ def normalised_supervised_information(
     include_self: bool = True,
     anchors: Tensor | None = None,
 ) -> Tensor:
-    r"""Compute the normalised supervised information of an embedding: at most 1, 0 if collapsed, below 0 if worse.
+    r"""Compute the attained proportion of the possible reduction of the supervised contrastive loss.
 
-    The value compares the loss with the loss of a collapsed embedding (:func:`collapsed_loss`). If all embeddings
-    are one point, a cell (the anchor) of label :math:`u` is matched with its own label as often as the label occurs,
-    :math:`\pi_u`. The target of the loss is :math:`m_u = 1 - \varepsilon + \varepsilon\,(n_u - 1) / (B - 1)`, with
-    :math:`\varepsilon` the smoothing and :math:`n_u` the number of cells of the label. The loss of an embedding that
-    reaches the target is below that of the point by a Kullback-Leibler divergence, the mean over anchors of
+    This proportion is called normalised supervised information. It is 0 if all embeddings are the same point (a
+    collapsed embedding) and 1 if the loss reaches its target. It is negative if the loss is larger than the loss of a
+    collapsed embedding.
+
+    The loss is compared with the loss of a collapsed embedding (:func:`collapsed_loss`). In a collapsed embedding, a
+    cell (the anchor) of label :math:`u` is matched with its own label as often as this label occurs in the batch, with
+    probability :math:`\pi_u`. The target of the loss is a match with probability :math:`m_u = 1 - \varepsilon +
+    \varepsilon\,(n_u - 1) / (B - 1)`, with :math:`\varepsilon` the label smoothing, :math:`n_u` the number of cells of
+    the label and :math:`B` the batch size. The loss of an embedding that reaches the target is smaller than the loss of
+    a collapsed embedding. The difference is a Kullback-Leibler divergence, the mean over anchors of
 
     .. math:: m_u \log \frac{m_u}{\pi_u} + (1 - m_u) \log \frac{1 - m_u}{1 - \pi_u}.
 
-    Without smoothing, this is the entropy of the labels. The normalised supervised information is the difference
-    between the loss of the point and the loss of the embedding, divided by this divergence.
+    Without smoothing, this divergence is the entropy of the labels. The normalised supervised information is the loss
+    of a collapsed embedding minus the loss of the given embedding, divided by this divergence.
 
-    Anchors without a partner carry no information and are excluded from the numerator and the denominator. Shuffled
-    batches with many labels, in which most cells have no partner, therefore give the same value as batches in which all
-    cells have one, provided that labels are equally rare.
+    Anchors whose label no other cell of the batch has carry no information. They are excluded from the numerator and
+    the denominator. In shuffled batches with many labels, most cells are the only one of their label. Such batches
+    nevertheless give the same value as batches in which every label has several cells, provided that labels are equally
+    rare.
 
-    Where labels are rarer, the same embedding gets a lower value. If the embedding matches an anchor :math:`w` times as
-    readily with a cell of its label as with another cell, the value is
-    :math:`1 - \mathrm{KL}(m_u \| P_u) / \mathrm{KL}(m_u \| \pi_u)` with :math:`P_u = w \pi_u / (1 + (w - 1) \pi_u)`.
-    Compare only values of batches that are drawn in the same way.
+    The rarer the labels, the lower is the value of the same embedding. If the embedding matches an anchor :math:`w`
+    times as readily with a cell of its label as with another cell, the value is :math:`1 - \mathrm{KL}(m_u \| P_u) /
+    \mathrm{KL}(m_u \| \pi_u)` with :math:`P_u = w \pi_u / (1 + (w - 1) \pi_u)`. Compare only values of batches that are
+    drawn in the same way.
 
     Parameters
     ----------
@@ -371,19 +407,19 @@ def normalised_supervised_information(
     labels
         Integer labels, shape ``(B,)``, or their :class:`Groups`.
     smoothing, include_self, anchors
-        The same values as in the loss.
+        The values with which ``loss`` was computed by :func:`supervised_contrastive_loss`.
 
     Returns
     -------
-    A scalar. It is 0 where labels carry no information (all cells have one label, or each cell has its own label) and
-    where there is no anchor.
+    The normalised supervised information, a scalar. It is 0 if labels carry no information (all cells have one label,
+    or each cell has its own label) and if there is no anchor.
 
     Examples
     --------
     >>> gene = torch.arange(64) % 4
-    >>> z = torch.nn.functional.one_hot(gene, 4).float()  # a corner for each gene
+    >>> z = torch.nn.functional.one_hot(gene, 4).float()  # one unit vector per gene
     >>> loss = scbd.nn.supervised_contrastive_loss(z, gene)
-    >>> round(float(share_learned(loss, gene)), 2)
+    >>> round(float(normalised_supervised_information(loss, gene)), 2)
     1.0
     """
     n_positives, size = Groups.of(labels).n_others, len(labels)
@@ -398,19 +434,20 @@ def normalised_supervised_information(
     return torch.where(informative.any(), (of_a_point - loss) / most, 0.0)
 
 
-# largest tolerated deviation of a vector's length from 1; half precision rounds unit vectors by less
+# largest tolerated deviation of an embedding's length from 1; rounding to half precision changes the length of unit
+# vectors by less
 _LENGTH_TOLERANCE = 0.01
 
 
 def check_smoothing(smoothing: float) -> None:
-    """Raise ``ValueError`` unless smoothing is at least 0 and below 1."""
+    """Raise ``ValueError`` unless ``smoothing``, the strength of label smoothing, is at least 0 and below 1."""
     if not 0 <= smoothing < 1:
         msg = f"smoothing is a probability below 1, at which labels say nothing; got {smoothing}."
         raise ValueError(msg)
 
 
 def check_temperature(temperature: float) -> None:
-    """Raise ``ValueError`` unless the temperature is finite and large enough for finite logits."""
+    """Raise ``ValueError`` unless the temperature is finite and above 1/350, so that exponentials do not overflow."""
     if not MIN_TEMPERATURE < temperature < math.inf:
         msg = (
             f"temperature must be a number above {MIN_TEMPERATURE:.4f} (exp(1/temperature) overflows), got "
@@ -420,7 +457,11 @@ def check_temperature(temperature: float) -> None:
 
 
 def validate_embeddings(z: Tensor, temperature: float, labels: Tensor | None = None, name: str = "") -> Tensor:
-    """Return ``z`` in float32 or float64, or raise ``ValueError`` if embeddings, temperature or labels are invalid."""
+    """Check the inputs of a contrastive loss, and return the embeddings ``z (B, D)`` in float32 or float64.
+
+    ``ValueError`` is raised if the embeddings, the temperature or the labels ``(B,)`` are invalid. ``name`` is the name
+    of the argument with the labels, for the message. Half precision is converted to float32.
+    """
     if z.ndim != 2 or (labels is not None and labels.shape != z.shape[:1]):
         msg = f"z must be (B, D), got {tuple(z.shape)}."
         if labels is not None:
@@ -430,10 +471,11 @@ def validate_embeddings(z: Tensor, temperature: float, labels: Tensor | None = N
         msg = f"A contrastive loss compares examples with each other: the batch holds {len(z)}, give it at least 2."
         raise ValueError(msg)
     check_temperature(temperature)
-    if z.device.type == "cpu":  # on other devices, the check would make the processor wait for the device
+    # lengths are checked only on the CPU: on a GPU, the check would make the CPU wait for the GPU
+    if z.device.type == "cpu":
         lengths = torch.linalg.vector_norm(z.detach().float(), dim=1)
         off, row = (lengths - 1).abs().max(0)
-        if off > _LENGTH_TOLERANCE:  # false for NaN, which is not an error here: the loss becomes NaN
+        if off > _LENGTH_TOLERANCE:  # not true for NaN, which gives a NaN loss instead of an error
             msg = (
                 f"z must hold vectors of unit length, that of row {int(row)} is {float(lengths[row]):.3g}: use "
                 "torch.nn.functional.normalize(z, dim=1)."
@@ -443,28 +485,33 @@ def validate_embeddings(z: Tensor, temperature: float, labels: Tensor | None = N
 
 
 def sum_over(values: Tensor, anchors: Tensor | None) -> Tensor:
-    """Sum ``values (B,)`` over anchors, boolean ``(B,)``; by default over all cells.
+    """Sum one value per cell, ``(B,)``, over the cells that are anchors, or over all cells if ``anchors`` is `None`.
 
-    Selection with ``values[anchors]`` is avoided, because the processor would wait for the device to report the number
-    of anchors.
+    ``anchors`` is boolean, ``(B,)``. Selection with ``values[anchors]`` is avoided, because the CPU would wait until
+    the GPU reports the number of anchors.
     """
     return values.sum() if anchors is None else torch.where(anchors, values, 0.0).sum()
 
 
 def mean_over(values: Tensor, anchors: Tensor | None) -> Tensor:
-    """Average ``values (B,)`` over anchors, boolean ``(B,)``, by default over all cells; 0 without any anchor."""
+    """Average one value per cell, ``(B,)``, over the cells that are anchors, or over all if ``anchors`` is `None`.
+
+    ``anchors`` is boolean, ``(B,)``. Without any anchor, the result is 0.
+    """
     return values.mean() if anchors is None else sum_over(values, anchors) / anchors.sum().clamp(min=1)
 
 
 def highest_precision_dtype(device: torch.device) -> torch.dtype:
-    """Return the floating-point dtype of highest precision that a device supports."""
+    """Return the floating-point dtype of highest precision on a device: float64, or float32 on Apple's GPUs (MPS)."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def total_variance(z: Tensor) -> float:
-    r"""Compute the total variance of unit vectors, :math:`1 - \lVert \bar z \rVert^2`.
+    r"""Compute the total variance of embeddings of unit length: the sum of the variances of all dimensions.
 
-    The value is zero if all embeddings are one point, and one if their mean is zero.
+    It equals :math:`1 - \lVert \bar z \rVert^2`, with :math:`\bar z` the mean embedding.
+
+    The value is 0 if all embeddings are the same point, and 1 if the mean embedding is the zero vector.
 
     Parameters
     ----------
@@ -473,7 +520,7 @@ def total_variance(z: Tensor) -> float:
 
     Examples
     --------
-    >>> spread(torch.eye(4)[:1].repeat(10, 1))  # a point
+    >>> total_variance(torch.eye(4)[:1].repeat(10, 1))  # ten embeddings at one point
     0.0
     """
     z = z.double()
@@ -481,7 +528,9 @@ def total_variance(z: Tensor) -> float:
 
 
 def effective_rank(z: Tensor) -> float:
-    """Estimate how many directions an embedding uses: the exponential of the entropy of its covariance spectrum.
+    """Compute the effective number of directions in which embeddings vary.
+
+    It is the exponential of the entropy of the covariance's eigenvalues, which are scaled to a sum of 1.
 
     Parameters
     ----------
@@ -490,8 +539,8 @@ def effective_rank(z: Tensor) -> float:
 
     Returns
     -------
-    A number between 1 (all embeddings on a line) and ``D`` (isotropic). The value is 0 if all embeddings are one point,
-    and NaN if any value is not finite.
+    The effective number of directions, between 1 (all embeddings on a line) and ``D`` (the same variance in all
+    directions). It is 0 if all embeddings are one point, and NaN if any value is not finite.
 
     References
     ----------
@@ -502,5 +551,6 @@ def effective_rank(z: Tensor) -> float:
     >>> round(scbd.nn.effective_rank(torch.cat([torch.eye(4), -torch.eye(4)])), 3)
     4.0
     """
-    as_came = torch.promote_types(z.dtype, torch.float32)  # NumPy has no bfloat16, so half precision becomes float32
+    # half precision is converted to float32, since NumPy has no bfloat16
+    as_came = torch.promote_types(z.dtype, torch.float32)
     return linear_maps.effective_rank(z.detach().to(as_came).cpu().numpy())

@@ -1,4 +1,7 @@
-"""Additive decoder: an image is a sum of one part per embedding (paper, appendix A; Lachapelle et al., 2024)."""
+"""Additive decoder: reconstructs images or features as the sum of one contribution per embedding, z_c and z_s.
+
+See the paper, appendix A, and Lachapelle et al. (2024).
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,25 @@ from scbd._shared.checks import check_choice
 
 Likelihood = Literal["bernoulli", "gaussian"]
 
-# ratio of the image side to the side of the first feature map: four doublings
+# factor by which the decoder enlarges the sides of its first feature map: four layers that double the size each
 _UPSAMPLING_FACTOR = 16
 
 
 class BlockDecoder(nn.Sequential):
-    """Decoder of one embedding ``(B, D)`` into feature maps ``(B, width / 2, H, W)``, as in the paper's table.
+    """Decoder of one embedding (z_c or z_s), ``(B, D)``, into feature maps ``(B, width / 2, H, W)``.
 
-    Four transposed convolutions each double the size of the feature maps.
+    The layers follow the table of the decoder in the paper. Four transposed convolutions each double the size of the
+    feature maps.
 
     Parameters
     ----------
     n_latent
         Dimension ``D`` of the embedding.
     image_size
-        ``(H, W)``, in pixels. The sides of the first map are a sixteenth of these, rounded up. The last maps are
-        cropped to ``(H, W)`` around their centre.
+        Size ``(H, W)`` of the decoded images in pixels. The sides of the first feature map are a sixteenth of ``H`` and
+        ``W``, rounded up. If the last feature maps are larger than ``(H, W)``, they are cropped around their centre.
     width
-        Number of channels of all layers except the last, which has half as many. The paper uses 256.
+        Number of channels of all layers except the last, which has ``width / 2``. The paper uses 256.
     """
 
     def __init__(self, n_latent: int, image_size: tuple[int, int], width: int) -> None:
@@ -56,14 +60,14 @@ class BlockDecoder(nn.Sequential):
 
 
 class FeatureBlockDecoder(nn.Sequential):
-    """Two-layer decoder of one embedding ``(B, D)`` into hidden features ``(B, width / 2)``.
+    """Two-layer decoder of one embedding (z_c or z_s), ``(B, D)``, into hidden features ``(B, width / 2)``.
 
     Parameters
     ----------
     n_latent
         Dimension ``D`` of the embedding.
     width
-        Number of units of the first layer. The second layer has half as many.
+        Number of units of the first layer. The second layer has ``width / 2``.
     """
 
     def __init__(self, n_latent: int, width: int) -> None:
@@ -72,38 +76,40 @@ class FeatureBlockDecoder(nn.Sequential):
 
 
 def _init_variance_preserving(layer: nn.Module) -> None:
-    """Initialise the weights of a layer such that the variance of signals is the same before and after the layer.
+    """Initialise the weights of a layer such that the outputs of the layer have the same variance as its inputs.
 
-    With PyTorch's default weights, the images decoded from two embeddings differ only by about a millionth before
-    training, and for a long time after it starts.
+    With PyTorch's default weights, the images decoded from two different embeddings would differ only by about a
+    millionth before training, and for a long time after training has started.
     """
-    if isinstance(layer, nn.Linear):  # its input is an embedding of length 1
+    if isinstance(layer, nn.Linear):  # the input of the linear layer is an embedding of length 1
         nn.init.normal_(layer.weight, std=math.sqrt(2))
     elif isinstance(layer, nn.Conv2d):
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    elif isinstance(layer, nn.ConvTranspose2d):  # stride 2: a pixel receives a quarter of the 9 weights
+    elif isinstance(layer, nn.ConvTranspose2d):
+        # stride 2: an output pixel is reached by 9 / 4 of the kernel's 9 weights, on average
         nn.init.normal_(layer.weight, std=math.sqrt(2 * 4 / (9 * layer.in_channels)))
     if isinstance(layer, nn.Linear | nn.Conv2d | nn.ConvTranspose2d) and layer.bias is not None:
         nn.init.zeros_(layer.bias)
 
 
 class AdditiveDecoder(nn.Module):
-    r"""Decoder that adds one contribution of each embedding: :math:`\mathrm{Dec}_c(z_c) + \mathrm{Dec}_s(z_s)`.
+    r"""Decoder whose output is a sum of one term per embedding: :math:`\mathrm{Dec}_c(z_c) + \mathrm{Dec}_s(z_s)`.
 
-    The sum is taken of logits (Bernoulli) or of means (Gaussian). Neither contribution depends on both embeddings.
-    This makes it possible to exchange one embedding and keep the contribution of the other.
+    The sum is the logit (Bernoulli likelihood) or the mean (Gaussian likelihood) of each pixel or feature. The term of
+    z_c does not depend on z_s, and vice versa. This makes it possible to exchange one embedding and to keep the term of
+    the other.
 
     Parameters
     ----------
     n_latents
-        Dimensions of the embeddings: two numbers, or one number for a model with a single block.
+        Dimensions of the embeddings z_c and z_s, or a single dimension for a model with one embedding.
     image_shape
-        ``(C, H, W)`` for images, or ``(F,)`` for features.
+        Shape of one decoded cell: ``(C, H, W)`` for images, or ``(F,)`` for features.
     width
-        Number of channels (images) or units (features) of the layers. The paper uses 256.
+        Number of channels (images) or units (features) of the decoder's layers, an even number. The paper uses 256.
     likelihood
-        ``"bernoulli"`` for values between 0 and 1, or ``"gaussian"`` for any values. The Gaussian has one learned scale
-        for all values.
+        ``"bernoulli"`` for pixels or features between 0 and 1, or ``"gaussian"`` for any values. The Gaussian has a
+        single standard deviation for all pixels and features, which is learned.
 
     Raises
     ------
@@ -142,19 +148,23 @@ class AdditiveDecoder(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, *embeddings: Tensor) -> Tensor:
-        """Decode one embedding ``(B, D)`` per block into logits or means, ``(B, C, H, W)`` or ``(B, F)``."""
+        """Decode the embeddings of a batch of cells into logits (Bernoulli) or means (Gaussian).
+
+        Each embedding, z_c and z_s, is ``(B, D)``. The result is ``(B, C, H, W)`` for images or ``(B, F)`` for
+        features.
+        """
         maps = [part(z) for part, z in zip(self.parts, embeddings, strict=True)]
         return self.pixels(torch.stack(maps).sum(0))
 
     def mean(self, *embeddings: Tensor) -> Tensor:
-        """Return the expected images ``(B, C, H, W)``, or features ``(B, F)``, in float32."""
+        """Decode embeddings into the expected images ``(B, C, H, W)``, or expected features ``(B, F)``; float32."""
         images = self(*embeddings).float()
         return images.sigmoid() if self.likelihood == "bernoulli" else images
 
     def negative_log_likelihood(self, images: Tensor, *embeddings: Tensor) -> Tensor:
         """Compute the negative log-likelihood of images ``(B, C, H, W)``, or features ``(B, F)``, given the embeddings.
 
-        The result is in nats per pixel and channel (or per feature), averaged over cells.
+        The result, a scalar, is in nats per pixel and channel (or per feature), averaged over cells.
         """
         predicted = self(*embeddings).float()
         if self.likelihood == "bernoulli":

@@ -1,4 +1,4 @@
-"""Communication between training processes: joint batches for contrastive losses, and synchronised buffers."""
+"""Communication between the processes of distributed training: joint batches and synchronised buffers."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from torch import Tensor, distributed, nn
 
 
 def gather_rows(rows: Tensor) -> Tensor:
-    r"""Concatenate the rows of all processes in the order of their ranks, with gradient.
+    r"""Concatenate the rows of all training processes in the order of their ranks, and propagate gradients.
 
-    A contrastive loss compares pairs of cells, so every process computes the loss :math:`L` of the joint batch. With
-    :math:`W` processes there are :math:`W` equal losses. The gradient of all these losses with respect to the rows of
-    one process is :math:`W\, \partial L / \partial z`. Data-parallel training averages the gradients of parameters over
-    processes, which yields the gradient of the loss of the joint batch.
+    A contrastive loss compares pairs of cells. Every process therefore computes the loss :math:`L` of the joint batch,
+    which holds the cells of all processes. With :math:`W` processes, the same loss :math:`L` is computed :math:`W`
+    times, and the gradient of the sum of these losses with respect to the rows :math:`z` of one process is :math:`W\,
+    \partial L / \partial z`. Data-parallel training averages the gradients of parameters over the processes, which
+    yields the gradient of :math:`L`.
 
     Parameters
     ----------
     rows
-        Rows of this process, ``(B, ...)``, with the same shape in all processes.
+        Rows of this process, such as one embedding per cell, ``(B, ...)``. The shape must be the same in all processes.
 
     Returns
     -------
-    Rows of all processes, ``(W B, ...)``. With a single process, ``rows`` itself is returned.
+    Rows of all :math:`W` processes, ``(W B, ...)``. With a single process, ``rows`` itself is returned.
 
     Examples
     --------
-    >>> gather(torch.ones(3, 2)).shape  # on one device, as it is; on n, n times as many rows
+    >>> gather_rows(torch.ones(3, 2)).shape  # one process: the same rows; n processes: n times as many rows
     torch.Size([3, 2])
     """
     if rank_and_world_size()[1] == 1:
@@ -36,17 +37,17 @@ def gather_rows(rows: Tensor) -> Tensor:
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Return the rank of this process and the number of processes."""
+    """Return the rank of this process and the number of training processes: 0 and 1 if training is not distributed."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return 0, 1
     return distributed.get_rank(), distributed.get_world_size()
 
 
 def broadcast_buffers(module: nn.Module) -> None:
-    """Replace the buffers of a module by the buffers of the process with rank 0.
+    """Overwrite the buffers of a module in every training process with the buffers of the process of rank 0.
 
-    BatchNorm's running statistics differ between processes, since each process sees other cells. Parameters do not
-    differ.
+    Buffers such as BatchNorm's running statistics differ between processes, since each process is trained on different
+    cells. Parameters are equal in all processes.
     """
     if rank_and_world_size()[1] > 1:
         for buffer in module.buffers():
@@ -54,7 +55,7 @@ def broadcast_buffers(module: nn.Module) -> None:
 
 
 def wait_for_all() -> None:
-    """Wait until all processes have reached this call."""
+    """Wait until all training processes have reached this call."""
     if rank_and_world_size()[1] > 1:
         distributed.barrier()
 

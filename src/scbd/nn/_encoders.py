@@ -1,4 +1,8 @@
-"""Encoders for images or features, and blocks: an encoder with a projection head (paper, section 2)."""
+"""Encoders of images or features, without and with a projection head (paper, section 2).
+
+An encoder maps an input to its intermediate representation ``r``. A block is an encoder followed by a projection head,
+which maps ``r`` to an embedding of unit length (z_c or z_s).
+"""
 
 from __future__ import annotations
 
@@ -29,35 +33,37 @@ Representation = Literal["embedding", "intermediate"]
 
 
 class Encoder(nn.Module):
-    """Encoder without a projection: ``r = Enc(x)``, the intermediate representation.
+    """Encoder of images or features into the intermediate representation ``r = Enc(x)``, without a projection head.
 
-    The encoder computes in channels-last layout, and without the padding of very small feature maps. Both make it
-    faster and do not change the mathematics.
+    Convolutions use the channels-last memory layout. On very small feature maps, they skip the multiplications with
+    zero padding. Both make the encoder faster and do not change the function that it computes.
 
     Parameters
     ----------
     encoder
-        A name or a module, see :func:`build_encoder`.
+        Name of an encoder, or a module, see :func:`build_encoder`.
     input_shape
         Shape of one preprocessed input: ``(C, H, W)`` for images, or ``(F,)`` for features, before ``transform``.
     transform
-        Transform applied to features before the encoder. By default there is no transform.
+        Linear map (:class:`InputTransform`) that is applied to features before the encoder. By default features are not
+        transformed.
     norm
-        Normalisation of an encoder given by name, see :func:`build_encoder`.
+        Normalisation layers of an encoder that is given by name, see :func:`build_encoder`.
 
     Attributes
     ----------
     n_features
-        Dimension ``R`` of the representation ``r``.
+        Dimension ``R`` of the intermediate representation ``r``.
     n_stages
-        Number of the encoder's stages, see :meth:`watched`.
+        Number of stages of the encoder. A stage computes feature maps of one resolution, see
+        :meth:`forward_with_intermediates`.
     frozen
         Whether the encoder is excluded from training, see :meth:`freeze`.
 
     Raises
     ------
     ValueError
-        If the encoder does not accept such inputs, or does not return one vector of features per cell.
+        If the encoder does not accept inputs of shape ``input_shape``, or does not return one feature vector per cell.
 
     Examples
     --------
@@ -76,7 +82,8 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.frozen = False
-        self._trainable_parameters: list[nn.Parameter] = []  # parameters that train when not frozen
+        # the encoder's parameters that are trained unless the encoder is frozen
+        self._trainable_parameters: list[nn.Parameter] = []
         seen = input_shape if transform is None else transform.output_shape
         self.transform = transform
         self.encoder = build_encoder(encoder, seen[0], of_features=len(seen) == 1, norm=norm)
@@ -85,18 +92,22 @@ class Encoder(nn.Module):
         self._tap = PoolingHook()
         for module in (*stages, self.encoder):
             module.register_forward_hook(self._tap)
-        # convolutions are fastest in this memory layout; Preprocess converts images to the same layout
+        # channels-last is the memory layout in which convolutions are fastest, and the layout of the images that
+        # Preprocess returns
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Encode preprocessed inputs ``(B, C, H, W)`` or ``(B, F)`` into intermediate representations ``(B, R)``."""
+        """Encode images ``(B, C, H, W)`` or features ``(B, F)`` as intermediate representations ``(B, R)``.
+
+        The inputs are preprocessed images, or scaled features.
+        """
         return self.encoder(inputs if self.transform is None else self.transform(inputs))
 
     def freeze(self, frozen: bool) -> None:
-        """Exclude the encoder from training, or include it again.
+        """Exclude the encoder from training (freeze it), or include it again.
 
-        A frozen encoder keeps its weights and its running statistics (BatchNorm). The projection and other layers
-        behind the encoder continue to learn.
+        A frozen encoder keeps its weights and BatchNorm's running statistics. The projection head and other layers that
+        follow the encoder continue to be trained.
 
         Parameters
         ----------
@@ -113,32 +124,40 @@ class Encoder(nn.Module):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Encoder:
-        """Switch to training mode, or to evaluation mode; a frozen encoder stays in evaluation mode."""
+        """Switch the module to training mode or to evaluation mode; a frozen encoder stays in evaluation mode."""
         super().train(mode)
         if self.frozen:
             self.encoder.eval()
         return self
 
     def width(self, representation: Representation) -> int:
-        """Return the number of dimensions of what :meth:`represent` returns: ``R`` for either representation."""
+        """Return the dimension ``R`` of intermediate representations; the argument ``representation`` has no effect."""
         return self.n_features
 
     def represent(self, inputs: Tensor, representation: Representation) -> Tensor:
-        """Return the intermediate representations ``(B, R)``; without a projection, they are also the embeddings."""
+        """Return the intermediate representations ``(B, R)`` of preprocessed inputs.
+
+        The argument ``representation`` has no effect: without a projection head, ``r`` is also the embedding.
+        """
         return self(inputs)
 
     def show(self, look: Callable[[Tensor], None]) -> RemovableHandle:
-        """Call a function with ``r`` in every forward pass, until the returned handle is removed."""
+        """Call the function ``look`` with the intermediate representations ``(B, R)`` of every forward pass.
+
+        The calls end when the returned handle is removed.
+        """
         return self.encoder.register_forward_hook(lambda _module, _inputs, r: look(r))
 
     def forward_with_intermediates(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return ``r`` and the intermediate representations of all stages.
+        """Return ``r``, and the feature maps at the end of every stage of the encoder, averaged over pixels.
 
-        A stage ends with the encoder's last feature map at a resolution. The feature maps are averaged over pixels.
+        A stage consists of the layers that compute feature maps of one resolution, such as a stage of a ResNet. The
+        last feature map of a stage is averaged over pixels, which gives one vector per cell.
 
         Returns
         -------
-        ``r``, ``(B, R)``, and a list with one tensor ``(B, C)`` per stage (``n_stages`` tensors), followed by ``r``.
+        ``r``, ``(B, R)``, and a list of the intermediate representations: one tensor ``(B, C)`` per stage (``n_stages``
+        tensors), with C the stage's number of channels, followed by ``r``.
         """
         kept: list[Tensor] = []
         self._tap.kept = kept
@@ -149,10 +168,11 @@ class Encoder(nn.Module):
 
 
 class Block(Encoder):
-    """Encoder with a two-layer projection onto the unit sphere, which computes one embedding (z_c or z_s).
+    """Encoder followed by a two-layer projection onto the unit sphere, which computes one embedding (z_c or z_s).
 
-    The embedding is ``z = Proj(r) / |Proj(r)|`` with ``Proj = Linear(R, R) - GELU - Linear(R, D)``. The encoder
-    ``"linear"`` has no projection: its embedding is ``z = r / |r|``.
+    With the intermediate representation ``r`` of the encoder, the embedding is ``z = Proj(r) / |Proj(r)|`` with ``Proj
+    = Linear(R, R) - GELU - Linear(R, D)``. The encoder ``"linear"`` has no projection: its embedding is ``z = r /
+    |r|``.
 
     Parameters
     ----------
@@ -164,12 +184,12 @@ class Block(Encoder):
     Attributes
     ----------
     n_features, n_latent
-        Dimensions ``R`` of the intermediate representation and ``D`` of the embedding.
+        Dimension ``R`` of the intermediate representation, and dimension ``D`` of the embedding.
 
     Raises
     ------
     ValueError
-        If the encoder is ``"linear"``, and ``n_latent`` differs from the dimension of its inputs.
+        If the encoder is ``"linear"``, and ``n_latent`` differs from the number of its input features.
 
     Examples
     --------
@@ -205,57 +225,63 @@ class Block(Encoder):
         self.n_latent = n_latent
 
     def project(self, r: Tensor) -> Tensor:
-        """Project intermediate representations ``(B, R)`` to ``(B, D)``, before normalisation to unit length.
+        """Project intermediate representations ``r (B, R)`` to vectors ``(B, D)``, not yet scaled to unit length.
 
-        The result is float32, or float64 if ``r`` is.
+        The result is float32, or float64 if ``r`` is float64.
         """
         h = self.projection(r)
         return h.to(torch.promote_types(h.dtype, torch.float32))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Embed preprocessed inputs ``(B, C, H, W)`` or ``(B, F)`` on the unit sphere, ``(B, D)``."""
+        """Embed preprocessed images ``(B, C, H, W)``, or features ``(B, F)``, on the unit sphere, ``(B, D)``."""
         return on_sphere(self.project(super().forward(inputs)))
 
     def forward_with_intermediates(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the projections ``(B, D)``, before normalisation to unit length, and the intermediate representations.
+        """Return the projections ``(B, D)``, not yet scaled to unit length, and the intermediate representations.
 
-        The intermediate representations are those of :meth:`Encoder.watched`: one tensor ``(B, C)`` per stage, and
-        ``r``.
+        The intermediate representations are those of :meth:`Encoder.forward_with_intermediates`: a list of one tensor
+        ``(B, C)`` per stage of the encoder, followed by ``r (B, R)``.
         """
         r, passed = super().forward_with_intermediates(inputs)
         return self.project(r), passed
 
     def width(self, representation: Representation) -> int:
-        """Return the number of dimensions of what :meth:`represent` returns: ``D`` for the embedding, else ``R``."""
+        """Return the dimension of a representation: ``D`` for ``"embedding"``, or ``R`` for ``"intermediate"``."""
         return self.n_latent if representation == "embedding" else self.n_features
 
     def represent(self, inputs: Tensor, representation: Representation) -> Tensor:
-        """Return the embeddings ``z (B, D)``, or the intermediate representations ``r (B, R)``."""
+        """Return the embeddings ``z (B, D)``, or the intermediate representations ``r (B, R)``, of preprocessed inputs.
+
+        The argument ``representation`` is ``"embedding"`` or ``"intermediate"``.
+        """
         r = super().forward(inputs)
         return r if representation == "intermediate" else on_sphere(self.project(r))
 
 
 def on_sphere(h: Tensor) -> Tensor:
-    """Scale vectors ``(B, D)`` to unit length; NaN for a vector whose squared length overflows."""
-    # without the mask, such a vector would be divided by infinity and become zero
+    """Scale each vector of a batch ``(B, D)`` to unit length; a vector whose squared length overflows becomes NaN."""
+    # without the mask ``overflown``, a vector whose length overflows would be divided by infinity and become the zero
+    # vector
     overflown = torch.linalg.vector_norm(h.detach(), dim=1, keepdim=True).isinf()
     return F.normalize(h, dim=1).masked_fill(overflown, torch.nan)
 
 
 def _probe_encoder(encoder: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, list[nn.Module]]:
-    """Return the number of features, and the modules at the end of each stage, from a forward pass of two inputs.
+    """Run an encoder on two inputs; return its number of features, and the module at the end of each stage.
+
+    A stage consists of the layers that compute feature maps of one resolution.
 
     Raises
     ------
     ValueError
-        If the encoder does not accept inputs of this shape, or does not return one vector of features per input.
+        If the encoder does not accept inputs of ``input_shape``, or does not return one feature vector per input.
     """
     was_training = encoder.training
-    encoder.eval()  # the dry run must not change BatchNorm's running statistics
+    encoder.eval()  # evaluation mode, so that this trial run does not change BatchNorm's running statistics
     try:
         with torch.no_grad():
-            # two cells, so that an encoder that squeezes the batch dimension is detected; a ramp makes the cells differ
-            # without drawing random numbers
+            # a batch of two inputs, so that an encoder that removes the batch dimension is detected; the inputs are
+            # filled with a linear ramp, so that they differ without random numbers
             inputs = torch.linspace(0, 1, 2 * math.prod(input_shape)).view(2, *input_shape)
             features, stages = find_stages(encoder, inputs)
     except (RuntimeError, ValueError, TypeError) as error:
@@ -275,9 +301,10 @@ def _probe_encoder(encoder: nn.Module, input_shape: tuple[int, ...]) -> tuple[in
 
 
 Norm = Literal["batch", "instance", "group"]
-# number of groups of channels; it divides the numbers of channels of all encoders that have a name
+# number of groups of channels that GroupNorm normalises; it divides the number of channels of every layer of the
+# encoders that are built by name
 _N_GROUPS = 8
-# layers that replace BatchNorm, by value of ``norm``
+# constructors of the layers that replace BatchNorm, by value of the argument ``norm``
 _NORM_LAYERS: dict[str, Callable[[int], nn.Module]] = {
     "instance": partial(nn.InstanceNorm2d, affine=True),
     "group": partial(nn.GroupNorm, _N_GROUPS),
@@ -285,7 +312,10 @@ _NORM_LAYERS: dict[str, Callable[[int], nn.Module]] = {
 
 
 def small_encoder(n_channels: int) -> nn.Module:
-    """Build four strided 3 x 3 convolutions with 256 features, for images up to about 64 pixels and for quick runs."""
+    """Build an encoder of four 3 x 3 convolutions with stride 2, which returns 256 features.
+
+    It is intended for images up to about 64 x 64 pixels and for quick runs.
+    """
     layers: list[nn.Module] = []
     width_in = n_channels
     for width in (32, 64, 128, 256):
@@ -299,28 +329,29 @@ def small_encoder(n_channels: int) -> nn.Module:
 
 
 def resnet18(n_channels: int) -> nn.Module:
-    """Build a ResNet-18 with torchvision's stem (7 x 7, stride 2, max-pool) and 512 features."""
+    """Build a ResNet-18 that returns 512 features; its first layers (7 x 7, stride 2, max-pool) are torchvision's."""
     from monai.networks.nets.resnet import resnet18 as build
 
     return build(**_RESNET, n_input_channels=n_channels)
 
 
 def resnet50(n_channels: int) -> nn.Module:
-    """Build a ResNet-50 with torchvision's stem (7 x 7, stride 2, max-pool) and 2,048 features."""
+    """Build a ResNet-50 that returns 2,048 features; its first layers (7 x 7, stride 2, max-pool) are torchvision's."""
     from monai.networks.nets.resnet import resnet50 as build
 
     return build(**_RESNET, n_input_channels=n_channels)
 
 
 def densenet121(n_channels: int) -> nn.Module:
-    """Build a DenseNet-121 without its classifier, with 1,024 features."""
+    """Build a DenseNet-121 without its classifier, which returns 1,024 features."""
     from monai.networks.nets.densenet import DenseNet121
 
     features = DenseNet121(spatial_dims=2, in_channels=n_channels, out_channels=1).features
     return nn.Sequential(features, nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-# with these arguments, MONAI's ResNets have the same state keys and outputs as torchvision's
+# arguments with which MONAI's ResNets have the same outputs, and the same names of weights in the state dict, as
+# torchvision's ResNets
 _RESNET = {"spatial_dims": 2, "conv1_t_stride": 2, "bias_downsample": False, "feed_forward": False}
 
 ENCODERS: dict[str, Callable[[int], nn.Module]] = {
@@ -331,12 +362,12 @@ ENCODERS: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
-# encoders for which torchvision provides weights
+# names of the encoders for which torchvision provides pre-trained weights
 _PRETRAINED_ENCODERS = ("resnet18", "resnet50", "densenet121")
 
 
 class IdentityLinear(nn.Linear):
-    """Linear map without offset, initialised to the identity; its output is the embedding, without a projection."""
+    """Linear encoder of features, initialised to the identity; it has no offset and no projection head follows it."""
 
     def __init__(self, n_features: int) -> None:
         super().__init__(n_features, n_features, bias=False)
@@ -344,7 +375,7 @@ class IdentityLinear(nn.Linear):
 
 
 def mlp(n_features: int) -> nn.Module:
-    """Build an encoder of features with two hidden layers, 256 and 128 units wide."""
+    """Build an encoder of features with two layers of 256 and 128 units, which returns 128 features."""
     return nn.Sequential(nn.Linear(n_features, 256), nn.GELU(), nn.Linear(256, 128), nn.GELU())
 
 
@@ -359,30 +390,32 @@ def build_encoder(
     norm: Norm = "batch",
     weights: str | os.PathLike[str] | None = None,
 ) -> nn.Module:
-    """Build an encoder from its name, or copy a module.
+    """Build an encoder of images or features by name, or copy an encoder that is given as a module.
 
     Parameters
     ----------
     encoder
-        For images: ``"small"``, ``"resnet18"``, ``"resnet50"`` or ``"densenet121"``. For features: ``"linear"`` or
-        ``"mlp"``. Alternatively any module that takes float images ``(B, C, H, W)``, or features ``(B, F)``, and
-        returns features ``(B, R)``. A module is copied with its weights to the CPU, where every model is created.
+        Name of the encoder. For images: ``"small"``, ``"resnet18"``, ``"resnet50"`` or ``"densenet121"``. For features:
+        ``"linear"`` or ``"mlp"``. Alternatively any module that takes float images ``(B, C, H, W)``, or features ``(B,
+        F)``, and returns features ``(B, R)``. A module is copied with its weights to the CPU, where every model is
+        created.
     n_channels
-        Number of image channels ``C``, or number of features ``F``.
+        Number of channels ``C`` of the images, or number of input features ``F``.
     of_features
-        Whether the inputs are features. Default: images.
+        Whether the inputs are features. By default the inputs are images.
     norm
-        Normalisation of activations in an encoder of images that is given by name:
+        Normalisation layers of an encoder of images that is given by name. Activations are normalised as follows:
 
-        - ``"batch"`` (default): with mean and variance over all cells. Running statistics are kept during training.
+        - ``"batch"`` (default): each channel with its mean and variance over all cells (BatchNorm). Running statistics
+          are kept during training.
         - ``"instance"``: each channel of each image with its own mean and variance. This removes differences between
           images in stain intensity and contrast, and requires no statistics of a new plate. Feature maps must be larger
           than one pixel.
-        - ``"group"``: eight groups of channels of an image, each group with its own mean and variance.
+        - ``"group"``: the channels of each image in eight groups, each group with its own mean and variance.
     weights
-        File with a state dict under torchvision's names, for ``"resnet18"``, ``"resnet50"`` or ``"densenet121"``, for
-        example pre-trained on photographs. By default weights are random. The returned encoder can be given to any
-        model as its encoder.
+        File with a state dict whose weights have torchvision's names, for ``"resnet18"``, ``"resnet50"`` or
+        ``"densenet121"``, for example pre-trained on photographs. By default weights are random. The returned encoder
+        can be given to any model as its encoder.
 
     Returns
     -------
@@ -391,10 +424,10 @@ def build_encoder(
     Raises
     ------
     FileNotFoundError
-        If the file of weights does not exist.
+        If the file ``weights`` does not exist.
     ValueError
-        If the name or ``norm`` is unknown, if the weights do not fit the encoder, or if another ``norm`` than
-        ``"batch"`` is requested for an encoder of features, a module or an encoder with ``weights``.
+        If the name or ``norm`` is unknown, if the weights do not fit the encoder, or if ``norm`` is not ``"batch"`` for
+        an encoder of features, a module or an encoder with ``weights``.
     TypeError
         If ``encoder`` is neither a name nor a module.
 
@@ -413,7 +446,7 @@ def build_encoder(
         msg = f"norm={norm!r} is for encoders of images by name, and not for {what}: leave it out."
         raise ValueError(msg)
     if isinstance(encoder, nn.Module):
-        return copy.deepcopy(encoder).cpu()  # a saved encoder may have been loaded to a GPU
+        return copy.deepcopy(encoder).cpu()  # moved to the CPU, since a module loaded from a file may be on a GPU
     if not isinstance(encoder, str):
         msg = f"encoder must be a name or a torch.nn.Module, got {type(encoder).__name__}."
         raise TypeError(msg)
@@ -426,7 +459,8 @@ def build_encoder(
         msg = f"{what}: use one of {', '.join(known)}, or pass a torch.nn.Module."
         raise ValueError(msg)
     built = _replace_modules(known[encoder](n_channels), SmallMapConv2d.of)
-    if norm != "batch":  # MONAI's own argument changes only the first layer of a ResNet
+    if norm != "batch":
+        # normalisation layers are replaced here, since MONAI's own argument affects only the first layer of a ResNet
         make = _NORM_LAYERS[norm]
         _replace_modules(built, lambda child: make(child.num_features) if isinstance(child, nn.BatchNorm2d) else None)
     if weights is not None:
@@ -435,7 +469,7 @@ def build_encoder(
 
 
 def _replace_modules(network: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
-    """Replace, in place, each submodule for which ``make`` returns a new module; return the network."""
+    """Replace, in place, each submodule of a network for which ``make`` returns a new module; return the network."""
     for module in list(network.modules()):
         for name, child in module.named_children():
             if (new := make(child)) is not None:
@@ -443,26 +477,28 @@ def _replace_modules(network: nn.Module, make: Callable[[nn.Module], nn.Module |
     return network
 
 
-# largest number of output pixels for which one matrix product per pixel is faster than PyTorch's convolution
+# largest number of output pixels of a convolution for which one matrix product per output pixel is faster than
+# PyTorch's convolution
 _MAX_SMALL_MAP_PIXELS = 4
 
 
 class SmallMapConv2d(nn.Conv2d):
-    """Convolution that skips the products with zero padding where its output has at most four pixels.
+    """Convolution that, on a CPU, skips the multiplications with zero padding if its output has at most four pixels.
 
-    For larger outputs, and on other devices than the CPU, it computes the same as :class:`torch.nn.Conv2d`.
+    For larger outputs, and on devices other than the CPU, :class:`torch.nn.Conv2d` is used. The result is the same.
     """
 
     @classmethod
     def of(cls, convolution: nn.Module) -> SmallMapConv2d | None:
-        """Return a replacement that uses the parameters of a padded convolution.
+        """Return a :class:`SmallMapConv2d` that replaces a padded convolution and uses the same parameters.
 
-        The result is `None` for other modules, and for convolutions that this class does not support (see
-        ``_is_supported``).
+        The result is `None` if ``convolution`` is not a convolution, or if this class does not support it: only
+        ungrouped, undilated convolutions with zero padding smaller than the kernel are supported.
         """
         if type(convolution) is not nn.Conv2d or not _is_supported(convolution):
             return None
-        # the meta device avoids drawing random initial weights, which would be discarded
+        # on the meta device, no initial weights are drawn; they would be discarded, since the weights of the original
+        # convolution are used
         new = cls(
             convolution.in_channels,
             convolution.out_channels,
@@ -476,7 +512,7 @@ class SmallMapConv2d(nn.Conv2d):
         return new
 
     def forward(self, images: Tensor) -> Tensor:
-        """Convolve images ``(B, C, H, W)``."""
+        """Convolve a batch of images or feature maps, ``(B, C, H, W)``."""
         height, width = (self._output_size(images.shape[axis], axis - 2) for axis in (2, 3))
         if images.device.type != "cpu" or not 1 <= height * width <= _MAX_SMALL_MAP_PIXELS:
             return super().forward(images)
@@ -494,7 +530,11 @@ class SmallMapConv2d(nn.Conv2d):
         return (size + 2 * int(self.padding[axis]) - self.kernel_size[axis]) // self.stride[axis] + 1
 
     def _touching(self, pixel: int, size: int, axis: int) -> tuple[slice, slice]:
-        """Return the input pixels under the kernel at an output pixel, and the part of the kernel that covers them."""
+        """Return two slices along one axis of the images, for the output pixel at position ``pixel``.
+
+        The first selects the input pixels (of ``size`` pixels along this axis) that the kernel covers. The second
+        selects the part of the kernel that covers them. The other part of the kernel covers zero padding.
+        """
         first = pixel * self.stride[axis] - int(self.padding[axis])
         start, stop = max(first, 0), min(first + self.kernel_size[axis], size)
         return slice(start, stop), slice(start - first, stop - first)
@@ -508,28 +548,30 @@ def _is_supported(convolution: nn.Conv2d) -> bool:
         and convolution.padding_mode == "zeros"
         and not isinstance(padding, str)
         and any(padding)
-        # otherwise some output pixels would cover only padding
+        # if padding is as wide as the kernel, some output pixels depend on padding only
         and all(p < k for p, k in zip(padding, convolution.kernel_size, strict=True))
     )
 
 
 def find_stages(encoder: nn.Module, images: Tensor) -> tuple[Tensor, list[nn.Module]]:
-    """Return features of images, and the modules that return the encoder's last feature maps at each resolution.
+    """Run an encoder; return its features, and the modules that return its last feature map at each resolution.
 
-    The modules are found by running the encoder, for any architecture: the stages of a ResNet, the transitions of a
-    DenseNet. Two kinds of maps are excluded, because they add no information to the features: maps of a single pixel,
-    and maps whose average over pixels is what the encoder returns.
+    Each returned module is the end of a stage, for example of a stage of a ResNet or a transition of a DenseNet. The
+    modules are found by running the encoder, so that any architecture is supported. Two kinds of feature maps are
+    excluded, because they contain no information that the features do not contain: maps of a single pixel, and maps
+    whose average over pixels is the output of the encoder.
 
     Parameters
     ----------
     encoder
         Encoder in evaluation mode, so that running it does not change its statistics.
     images
-        At least two images that differ, ``(B, C, H, W)``.
+        At least two different images, ``(B, C, H, W)``.
 
     Returns
     -------
-    Features ``(B, R)``, and the modules in the order in which they run.
+    The encoder's features of the images, ``(B, R)``, and the modules at the ends of the stages, in the order in which
+    they run.
     """
     outputs: list[tuple[nn.Module, Any]] = []
 
@@ -548,20 +590,23 @@ def find_stages(encoder: nn.Module, images: Tensor) -> tuple[Tensor, list[nn.Mod
 
 
 class PoolingHook:
-    """Forward hook that stores the outputs of its modules, averaged over pixels, while ``kept`` is a list."""
+    """Forward hook that appends outputs of modules, averaged over pixels, to the list ``kept``, unless it is `None`."""
 
     def __init__(self) -> None:
         self.kept: list[Tensor] | None = None
 
     def __call__(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
-        """Append the output to ``kept``, averaged over pixels if it is a feature map, unless ``kept`` is `None`."""
+        """Append a module's output to the list ``kept``, unless ``kept`` is `None`.
+
+        Feature maps ``(B, C, H, W)`` are averaged over pixels.
+        """
         if self.kept is not None:
             self.kept.append(average_over_pixels(output) if output.ndim == 4 else output)
 
 
 def average_over_pixels(maps: Tensor) -> Tensor:
-    """Average maps ``(B, C, H, W)`` over pixels, ``(B, C)``."""
-    # maps are stored channels-last: this is ten times faster than mean((2, 3))
+    """Average feature maps ``(B, C, H, W)`` over their pixels, ``(B, C)``."""
+    # feature maps are stored channels-last; averaging in this order of axes is ten times faster than ``mean((2, 3))``
     return maps.permute(0, 2, 3, 1).flatten(1, 2).mean(1)
 
 
@@ -570,18 +615,18 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def _load_weights(encoder: nn.Module, name: str, path: Path) -> None:
-    """Load weights stored under torchvision's names into an encoder, without the weights of a classifier.
+    """Load a file of weights with torchvision's names into an encoder; weights of a classifier are ignored.
 
     Raises
     ------
     FileNotFoundError
         If the file does not exist.
     ValueError
-        If the file is no state dict, or the weights do not fit the encoder.
+        If the file does not hold a state dict, or the weights do not fit the encoder.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        # counters of training batches, which old files lack and which have no effect on the outputs
+        # BatchNorm's counters of training batches, which older files lack; they have no effect on the outputs
         counters = {key: value for key, value in encoder.state_dict().items() if key.endswith("num_batches_tracked")}
         state = {
             _translate_torchvision_key(key, name): state[key]
@@ -597,12 +642,13 @@ def _load_weights(encoder: nn.Module, name: str, path: Path) -> None:
 
 
 def _translate_torchvision_key(key: str, name: str) -> str:
-    """Translate a state key of torchvision to a key of the encoders here.
+    """Translate the name of a weight in torchvision's state dict to its name in the encoders of this file.
 
-    The keys of a ResNet are the same. The DenseNet here consists of the features only, and its layers have one more
-    level.
+    For a ResNet, the names are the same. The DenseNet of this file holds only the feature extractor of torchvision's
+    DenseNet, and its dense layers have an additional level of modules called ``layers``.
     """
     if not name.startswith("densenet"):
         return key
-    key = re.sub(r"(denselayer\d+)\.(norm|conv)\.?([12])\.", r"\1.layers.\2\3.", key)  # old files have an extra dot
+    # in older files, these names have an additional dot, for example ``norm.1`` instead of ``norm1``
+    key = re.sub(r"(denselayer\d+)\.(norm|conv)\.?([12])\.", r"\1.layers.\2\3.", key)
     return key.replace("features.", "0.", 1)

@@ -1,4 +1,7 @@
-"""Standardisation per environment, with means and variances shrunk towards those of all environments."""
+"""Standardisation of image channels, features or embeddings separately for each environment.
+
+The mean and variance of an environment with few cells are shrunk towards the mean and variance over all environments.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-# variance below which a channel is constant up to rounding; standardised channels have a variance of about 1
+# variance of a standardised channel below which the channel is constant up to rounding; other standardised channels
+# have a variance of about 1
 _VARIANCE_TOLERANCE = 1e-10
 
 
 class Moments(NamedTuple):
-    """Mean and variance of each channel over pixels and cells, with their errors; float64 ``(C,)`` each."""
+    """Mean and variance of each channel over pixels and cells, and their squared standard errors; float64 ``(C,)``."""
 
     mean: Tensor
     variance: Tensor
-    """Variance within groups of cells."""
+    """Variance of each channel within groups of cells, such as environments."""
     mean_error: Tensor
-    """Squared standard error of the mean. Cells, not pixels, are the independent observations."""
+    """Squared standard error of the mean of each channel. Cells, not pixels, are the independent observations."""
     variance_error: Tensor
-    """Squared standard error of the variance, at least as large as for normally distributed values.
+    """Squared standard error of the variance of each channel, at least the error for normally distributed values.
 
-    For these, it is the squared variance times the mean squared error of its logarithm, because :func:`align` compares
-    logarithms of variances."""
+    For normally distributed values, this error is defined as the squared variance times the mean squared error of the
+    variance's logarithm, because :func:`align` compares logarithms of variances."""
 
 
 class ChannelSums:
-    """Sums over cells, accumulated batch by batch, from which :class:`Moments` are computed.
+    """Sums of powers of the values of cells, accumulated batch by batch, from which :class:`Moments` are computed.
 
     Parameters
     ----------
@@ -45,9 +49,10 @@ class ChannelSums:
         self._sums: Tensor | None = None
 
     def add(self, values: Tensor, groups: Tensor | None = None) -> None:
-        """Add cells: ``values (B, C)`` or ``(B, C, H, W)``, and the group of each cell, int64 ``(B,)``."""
+        """Add a batch of cells: ``values (B, C)`` or ``(B, C, H, W)``, and the group of each cell, int64 ``(B,)``."""
         pixels = values.detach().float().flatten(2) if values.ndim > 2 else values.detach().float()[:, :, None]
-        # means per cell are computed on the device; sums in float64 on the CPU, since not every device supports float64
+        # the means over the pixels of each cell are computed on the device of the values; they are summed in float64 on
+        # the CPU, since not every device supports float64
         mean, square = (part.cpu().double() for part in (pixels.mean(2), pixels.square().mean(2)))
         groups = torch.zeros(len(mean), dtype=torch.int64) if groups is None else groups.cpu()
         powers = torch.stack([mean, square, mean.square(), mean * square, square.square()], 1)
@@ -58,21 +63,21 @@ class ChannelSums:
 
     @property
     def n_cells(self) -> list[int]:
-        """Number of cells added so far, per group."""
+        """Number of cells of each group that were added so far."""
         return self._counts.long().tolist()
 
     def of(self, group: int) -> ChannelSums:
-        """Return the sums of a single group that contains cells."""
+        """Return the :class:`ChannelSums` of the cells of a single group, which must contain cells."""
         assert self._sums is not None
         alone = ChannelSums()
         alone._sums, alone._counts = self._sums[group, None], self._counts[group, None]
         return alone
 
     def moments(self) -> Moments:
-        """Compute the moments of all cells added so far.
+        """Compute the mean and variance of each channel, and their errors, from all cells added so far.
 
-        The mean is the mean over cells, whatever their group. If groups hold fewer than two cells on average, all cells
-        are treated as one group.
+        The mean is the mean over all cells, whatever their group. The variance is the variance within groups. If groups
+        hold fewer than two cells on average, all cells are treated as one group.
 
         Raises
         ------
@@ -91,14 +96,16 @@ class ChannelSums:
         within_cells = (share * (square - mean2)).sum(0)
         freedom = (n - len(counts)).clamp(min=1)
         among_cells = (share * (mean2 - mean.square())).sum(0) * n / freedom
-        # d: squared distance of a cell's pixels from the mean of the cell's group, averaged over pixels;
-        # ``distance`` is the mean of d over cells, ``distance2`` the mean of d squared
+        # Let d be the squared distance of a cell's pixels from the mean of the cell's group, averaged over the pixels.
+        # ``distance`` is the mean of d over the cells of a group, ``distance2`` is the mean of d squared.
         distance = square - mean.square()
         distance2 = square2 + 4 * mean**2 * mean2 + mean**4 - 4 * mean * product + 2 * mean**2 * square - 4 * mean**4
         scatter = (share * (distance2 - distance.square())).sum(0)
         within_cells, among_cells, scatter = (part.clamp(min=0) for part in (within_cells, among_cells, scatter))
-        # few cells have similar distances from their mean (two cells have the same), however wrong their variance is;
-        # the scatter of the distances would then underestimate the error
+        # The error of the variance follows from the scatter of the cells' squared distances from their mean. In a group
+        # of few cells, these distances are similar by construction (two cells have the same distance), so that their
+        # scatter underestimates the error. The error for normally distributed values is therefore used as a lower
+        # bound.
         variance_error = torch.maximum(scatter / freedom, among_cells.square() * _log_variance_error(freedom))
         return Moments((share * mean).sum(0), within_cells + among_cells, among_cells / n, variance_error)
 
@@ -113,31 +120,33 @@ def _log_variance_error(freedom: Tensor) -> Tensor:
 
 
 class Alignment(NamedTuple):
-    """Change of a normalisation ``(x - m) / s`` to the centre ``m + s * shift`` and the scale ``s * ratio``."""
+    """Change of a normalisation ``(x - m) / s`` to a new centre ``m + s * shift`` and a new scale ``s * ratio``."""
 
     shift: Tensor
-    """Shift of the centre in units of the old scale, ``(C,)``, float64."""
+    """Shift of the centre of each channel, in units of the old scale ``s``, ``(C,)``, float64."""
     ratio: Tensor
-    """New scale divided by the old scale, ``(C,)``, float64."""
+    """New scale of each channel divided by the old scale ``s``, ``(C,)``, float64."""
 
 
 def align(reference: Moments, new: Moments, *, scale: bool = True) -> Alignment:
-    """Compute how to change a normalisation so that new cells get the mean and the variance of reference cells.
+    """Compute the change of a normalisation that gives new cells the mean and the variance of reference cells.
 
-    Let :math:`a, c` be the means and :math:`b, d` the standard deviations of reference and new cells after the original
-    normalisation. New values :math:`u` become :math:`a + b (u - c) / d`.
+    After the original normalisation, let the reference cells have mean :math:`a` and standard deviation :math:`b`, and
+    the new cells mean :math:`c` and standard deviation :math:`d`. A value :math:`u` of a new cell becomes :math:`a + b
+    (u - c) / d`.
 
-    Before this, the means and variances of new cells are shrunk towards those of the reference (James and Stein, 1961;
-    Smyth, 2004). The amount of shrinkage is the proportion of their squared differences over all channels that is
-    sampling error. For variances, differences of logarithms are used. A small number of cells, whose estimates are
-    imprecise, therefore changes the normalisation only slightly. Channels that do not vary are not changed.
+    Before this change is computed, the mean and the variance of the new cells are shrunk towards those of the reference
+    cells (James and Stein, 1961; Smyth, 2004). The amount of shrinkage is the proportion of the squared differences
+    between new and reference cells, over all channels, that is sampling error. For variances, differences of logarithms
+    are used. A small number of new cells, whose mean and variance are imprecise, therefore changes the normalisation
+    only slightly. Channels that do not vary are not changed.
 
     Parameters
     ----------
     reference, new
-        Moments of the same channels, for reference cells and new cells.
+        Means and variances of the same channels, with their errors, for the reference cells and for the new cells.
     scale
-        Whether to align variances as well. With `False`, the ratio is 1.
+        Whether to align variances as well as means. With `False`, the ratio of scales is 1.
     """
     varies = (reference.variance > _VARIANCE_TOLERANCE) & (new.variance > _VARIANCE_TOLERANCE)
     known, seen = (torch.where(varies, part.variance, 1.0) for part in (reference, new))
@@ -146,22 +155,25 @@ def align(reference: Moments, new: Moments, *, scale: bool = True) -> Alignment:
     mean = reference.mean + share * difference
     error = (new.variance_error / seen.square() + reference.variance_error / known.square()) / 4
     share = _signal_fraction((seen / known).log() / 2, error, varies & scale)
-    # shrink variances, not their logarithms: the variance of two cells can be arbitrarily small by chance
+    # the ratio of the variances is shrunk, and not its logarithm, because the variance of two cells can be arbitrarily
+    # small by chance
     ratio = (1 + share * (seen / known - 1)).sqrt()
     return Alignment(torch.where(varies, mean - reference.mean * ratio, 0.0), ratio)
 
 
 def _signal_fraction(differences: Tensor, errors: Tensor, used: Tensor) -> Tensor:
-    """Estimate, per channel, the proportion of squared differences that exceeds sampling error; 0 for unused channels.
+    """Estimate the proportion of the squared difference in each channel that exceeds its sampling error.
+
+    The differences are between the new cells and the reference cells. The result is 0 for channels that are not used.
 
     Parameters
     ----------
     differences
-        Differences between new and reference cells, ``(C,)``.
+        Differences of means, or of logarithms of standard deviations, between new and reference cells, ``(C,)``.
     errors
         Squared standard errors of the differences, ``(C,)``.
     used
-        Which channels are used, boolean ``(C,)``.
+        Which channels are used for the estimate, boolean ``(C,)``.
     """
     if not bool(used.any()):
         return torch.zeros_like(differences)
@@ -173,36 +185,40 @@ def _signal_fraction(differences: Tensor, errors: Tensor, used: Tensor) -> Tenso
 class EnvironmentScaling(nn.Module):
     """Standardisation per environment, :math:`(x - m_e) / s_e`, to remove effects on all cells of an environment.
 
-    It applies to each channel of preprocessed images, each feature, or each dimension of an embedding. Mean and
-    standard deviation of an environment are estimated from its reference cells, such as its controls. After the
-    standardisation, the reference cells of every environment have the mean and standard deviation that reference cells
-    have over all environments. Estimates from few cells are shrunk towards the mean and standard deviation over all
-    environments, in proportion to their sampling error (see :func:`align`). With several columns of environments, such
-    as plate and position, one column is standardised after the other.
+    The standardised values are the channels of preprocessed images, features, or the dimensions of an embedding. The
+    mean and standard deviation of an environment are estimated from its reference cells, such as its controls. After
+    the standardisation, the reference cells of every environment have the mean and standard deviation that reference
+    cells have over all environments. Estimates from few cells are shrunk towards the mean and standard deviation over
+    all environments, in proportion to their sampling error (see :func:`align`).
+
+    A cell may have several environments, such as its plate and its position on the plate. They are the columns of the
+    environment codes ``(B, K)``. The values are then standardised by the first column, the result by the second column,
+    and so on.
 
     Parameters
     ----------
     n_channels
         Number of channels, features or dimensions ``C``.
     n_columns
-        Number of columns of environments ``K``.
+        Number of environments per cell ``K``, such as 2 for plate and position.
     scale
         Whether to standardise the standard deviation as well as the mean.
 
     Attributes
     ----------
     n_cells
-        Number of cells from which an environment was estimated, buffer ``(R,)``, int64; 0 if it was not estimated. The
-        environment with code ``j`` in column ``k`` is in row ``j * K + k``.
+        Number of cells from which the statistics of each environment were estimated, buffer ``(R,)``, int64; 0 if they
+        were not estimated. The environment with code ``j`` in column ``k`` is in row ``j * K + k``.
     shift, ratio
-        :math:`m_e` and :math:`s_e`, buffers ``(R + 1, C)``. They are 0 and 1 for environments that were not estimated,
-        and in the last row, which is used for unknown environments.
+        :math:`m_e` and :math:`s_e` of each environment, buffers ``(R + 1, C)``. They are 0 and 1 for environments whose
+        statistics were not estimated, and in the last row, which is used for unknown environments.
     reference
-        :class:`Moments` of the reference cells over all environments of a column, buffer ``(K, 4, C)``; 0 if not
-        estimated. New environments are standardised to these moments.
+        :class:`Moments` of the reference cells over all environments, for each column of codes, buffer ``(K, 4, C)``; 0
+        before they are estimated. Environments that are added later are standardised to these moments as well.
     of_controls
-        :class:`Moments` of controls after the standardisation, buffer ``(K, 4, C)``. They are used if reference cells
-        are other cells than controls; 0 if not estimated.
+        :class:`Moments` of the controls after the standardisation, for each column of codes, buffer ``(K, 4, C)``; 0 if
+        not estimated. They are used if the reference cells are not the controls: environments without reference cells
+        are then standardised with their controls.
     """
 
     n_cells: Tensor
@@ -221,7 +237,7 @@ class EnvironmentScaling(nn.Module):
             self.register_buffer(name, torch.zeros(n_columns, len(Moments._fields), n_channels))
 
     def known(self, codes: Tensor) -> Tensor:
-        """Return whether environments with codes ``(B, K)`` were estimated, boolean ``(B, K)``."""
+        """Return, for codes of environments ``(B, K)``, whether their statistics were estimated, boolean ``(B, K)``."""
         return torch.cat([self.n_cells, self.n_cells.new_zeros(1)])[self._rows(codes)] > 0
 
     @torch.no_grad()
@@ -232,23 +248,25 @@ class EnvironmentScaling(nn.Module):
         used: Tensor,
         controls: Tensor | None = None,
     ) -> None:
-        """Estimate the statistics of environments that were not estimated before.
+        """Estimate the shift and the scale of every environment for which they were not estimated before.
 
-        The first call also estimates the common moments of all environments (``reference``). An environment with fewer
-        than two finite reference cells is not estimated. Cells with values that are not finite are excluded.
+        The first call also estimates the means and variances over all environments (``reference``), to which every
+        environment is standardised. An environment with fewer than two finite reference cells is not estimated. Cells
+        with values that are not finite are excluded.
 
         Parameters
         ----------
         batches
-            Function that returns an iterator over the values of all ``N`` cells. It is called several times.
+            Function that returns an iterator over the values of all ``N`` cells, batch by batch. It is called several
+            times.
         codes
-            Environments of the cells, int64 ``(N, K)``; -1 if unknown.
+            Codes of the environments of the cells, int64 ``(N, K)``; -1 if unknown.
         used
-            Which cells are reference cells in each column, boolean ``(N, K)``.
+            Which cells are the reference cells of their environment, for each column of codes, boolean ``(N, K)``.
         controls
-            Controls that replace the reference cells in environments that were not estimated from these, boolean
-            ``(N, K)``. Such an environment is standardised to the moments that the controls of the first call have
-            after standardisation.
+            Which cells are controls, boolean ``(N, K)``. In an environment that cannot be estimated from reference
+            cells, controls replace the reference cells. Such an environment is standardised to the means and variances
+            that the controls of the first call have after standardisation.
         """
         if not len(codes):
             return
@@ -267,7 +285,10 @@ class EnvironmentScaling(nn.Module):
                     self._align_environments(column, sums(controls & ~self.known(codes)), self.of_controls)
 
     def _sums(self, column: int, batches: Callable[[], Iterable[Tensor]], codes: Tensor, wanted: Tensor) -> ChannelSums:
-        """Sum over selected cells, boolean ``(N, K)``, of a column, per environment.
+        """Sum powers of the values of selected cells, separately for each environment of one column of codes.
+
+        ``wanted`` selects cells, boolean ``(N, K)``. Before they are summed, the values are standardised by the
+        environments of the preceding columns.
 
         Values are standardised by the columns before this one.
         """
@@ -284,12 +305,15 @@ class EnvironmentScaling(nn.Module):
 
     @staticmethod
     def _first(reference: Tensor, sums: ChannelSums) -> None:
-        """Store the moments of the first cells as the reference for environments that are estimated later."""
+        """Store the mean and variance over all cells as the ``reference``, unless it was stored before.
+
+        Environments are standardised to the mean and variance of the reference.
+        """
         if not reference.any() and any(sums.n_cells):
             reference.copy_(torch.stack(sums.moments()))
 
     def _align_environments(self, column: int, sums: ChannelSums, references: Tensor) -> None:
-        """Estimate shift and ratio that give each environment of a column the moments of its reference."""
+        """Estimate shift and scale that give each environment of one column the mean and variance of the reference."""
         reference = Moments(*references[column].cpu().double())
         for code, n_cells in enumerate(sums.n_cells):
             if n_cells > 1:
@@ -299,9 +323,9 @@ class EnvironmentScaling(nn.Module):
                 self.shift[row], self.ratio[row] = aligned.shift.to(self.shift), aligned.ratio.to(self.ratio)
 
     def forward(self, values: Tensor, codes: Tensor) -> Tensor:
-        """Standardise values ``(B, C, H, W)`` or ``(B, C)`` per environment, given codes ``(B, K)``.
+        """Standardise values ``(B, C, H, W)`` or ``(B, C)`` per environment, given codes of environments ``(B, K)``.
 
-        Values are not changed by environments that are unknown (code -1) or were not estimated.
+        An environment that is unknown (code -1), or whose statistics were not estimated, does not change the values.
         """
         if not len(self.n_cells):
             return values
@@ -325,7 +349,10 @@ class EnvironmentScaling(nn.Module):
             self.ratio = torch.cat([self.ratio, self.ratio[-1:].expand(more, -1)])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Allocate as many environments as were saved, before loading; older models have no environments to load."""
+        """Allocate buffers for the saved number of environments, then load them.
+
+        Models that were saved by older versions hold no statistics of environments. In this case no buffers are loaded.
+        """
         if (saved := state_dict.get(prefix + "n_cells")) is not None:
             self._make_room(len(saved) // len(self.reference))
             super()._load_from_state_dict(state_dict, prefix, *args)

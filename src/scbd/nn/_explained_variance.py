@@ -1,39 +1,41 @@
-r"""Invariance as an analysis of variance: the variance of a feature that the environment explains, in standard errors.
+r"""Invariance as an analysis of variance: the variance of features that is explained by the environment.
 
-Write a feature of a cell with label :math:`y` and environment :math:`e` as
-:math:`f = m_y + a_e + b_{ye} + \varepsilon`. The terms are the mean of the label, the effect of the environment on
-cells of all labels, the additional effect of the environment on cells of this label (interaction), and the residual.
-The proportion of variance explained by the environment, conditional on the label, is
+A feature of a cell with label :math:`y` (its perturbation) and environment :math:`e` is modelled as :math:`f = m_y +
+a_e + b_{ye} + \varepsilon`. Here :math:`m_y` is the mean of the label, :math:`a_e` the effect of the environment on
+cells of all labels, :math:`b_{ye}` the additional effect of the environment on cells of this label (interaction), and
+:math:`\varepsilon` the residual. The proportion of variance explained by the environment, conditional on the label, is
 
 .. math:: \omega^2 = \mathrm{E}\, (a_e + b_{ye})^2 \,/\, \mathrm{Var} f,
 
 the effect size of an analysis of variance. It is zero when, given the label, the mean of the feature does not depend on
-the environment. As an objective it has four properties that the contrastive forms (:func:`scbd.nn.invariance_loss`)
-lack:
+the environment. As an objective for training, it has four properties that the contrastive forms of the invariance loss
+(:func:`scbd.nn.invariance_loss`) lack:
 
 - **It is a ratio.** Shrinking the embedding to a point, in all features or in one, does not change it. A collapse of
   the embedding is therefore not rewarded, whatever the weight of the loss.
-- **It is estimated without bias.** The product of two *different* cells of one environment has the expectation
-  :math:`(a_e + b_{ye})^2`. Noise averages out, however few partners a cell has. The absolute value of a noisy
-  difference, in contrast, is positive under perfect invariance. It is larger the fewer the partners, so that it favours
-  a smaller embedding where the batch is small or environments are many.
+- **It is estimated without bias.** The product of the deviations of two *different* cells of one environment from the
+  means of their labels has the expectation :math:`(a_e + b_{ye})^2`, if both cells have label :math:`y`. Noise averages
+  out, however few partners a cell has. The contrastive forms, in contrast, use the absolute value of a noisy
+  difference, which is positive even under perfect invariance. The fewer partners a cell has, the larger is this value.
+  As a loss, it therefore favours a smaller embedding where the batch is small or environments are many.
 - **It is conditional on the label.** Environments may differ in the frequencies of labels.
 - **Its standard error is computed.** If the environment explains no variance, the estimate still varies between
-  batches. It varies more with smaller batches, more environments and fewer directions in use. The estimate divided by
-  its standard error measures how strongly a batch contradicts invariance. Its unit is the same for every batch size,
-  number of labels and number of environments.
+  batches. It varies more if batches are smaller, environments are more numerous, or features vary in fewer directions.
+  The estimate divided by its standard error measures how strongly a batch contradicts invariance. This measure has the
+  same unit for every batch size, number of labels and number of environments.
 
-There are two ways of pairing cells for the estimate:
+The estimate is computed from pairs of cells. There are two choices of pairs (pairings):
 
-- ``"within"``: cells of the same environment *and label*. These pairs show the entire effect. It includes features with
-  a different meaning in each environment (a shade that is bright for a high digit in one environment and for a low
-  digit in another), whose average over labels is the same in all environments. With many labels and environments there
+- ``"within"``: cells of the same environment *and label*. These pairs show the entire effect, :math:`a_e` and
+  :math:`b_{ye}`. An example of :math:`b_{ye}` is a shade that is bright for a high digit in one environment and for a
+  low digit in another; its average over labels is the same in all environments. With many labels and environments there
   are few such pairs: with 56 genes in 34 wells, a cell has on average a third of a partner in a batch of 512.
-- ``"across"``: cells of the same environment and any label, each compared with the mean of its own label. These pairs
-  show :math:`a_e` and hardly any of :math:`b_{ye}`, but there are many: fifteen partners per cell in the same batch.
+- ``"across"``: cells of the same environment and any label, after subtraction of the mean of each cell's label. These
+  pairs show :math:`a_e` and hardly any of :math:`b_{ye}`, but there are many: fifteen partners per cell in the same
+  batch.
 
 An environment may also have an order, for example the column of a plate or the time (:class:`scbd.nn.Numbers`). Then
-cells with similar values are compared, of the same label or of any label.
+cells with similar values of this variable are compared, within labels or across labels.
 """
 
 from __future__ import annotations
@@ -51,18 +53,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-# largest variance of a constant feature due to rounding, relative to the feature's squared mean or to the largest
-# variance of all features
+# largest variance of a constant feature that can be due to rounding, relative to the feature's squared mean or to the
+# largest variance of all features
 _ROUNDING = 1e-12
-# prior degrees of freedom in the variance of a label, which is shrunk towards the variance of all cells
+# strength of the shrinkage of the variance within one label towards the variance within all labels, as a number of
+# prior degrees of freedom
 _PRIOR_FREEDOM = 1.0
 
 
 class ExplainedVariance(NamedTuple):
-    """Variance explained by the environment, conditional on the label."""
+    """Proportion of the features' variance that the environment explains, conditional on the label, and its error."""
 
     share: Tensor
-    """Proportion of the variance, at most 1; its expectation is 0 if the environment explains no variance."""
+    """Estimated proportion of the variance, at most 1. Its expectation is 0 if the environment explains no variance."""
     error: Tensor
     """Standard deviation of ``share`` if the environment explains no variance; 0 if there are no cells to compare."""
     freedom: Tensor
@@ -76,49 +79,52 @@ def explained_variance(
 
     The function also returns the standard error of the estimate.
 
-    Features are standardised over the batch. :math:`r_i` is the difference between a cell and the mean of its label.
-    Let :math:`g` be the groups of cells that are compared (see ``partners``). The sum of squares between groups,
-    conditional on the label, is
+    Features are standardised over the batch. Let :math:`r_i` be the difference between cell :math:`i` and the mean of
+    its label, :math:`g` a group of cells that are compared with each other (see ``partners``), and :math:`n_g` the
+    number of its cells. The sum of squares between groups, conditional on the label, is
 
     .. math:: T = \sum_g \frac{1}{n_g} \Bigl\| \sum_{i \in g} r_i \Bigr\|^2 - \sum_i d_i \|r_i\|^2
               = \sum_{ij} M_{ij} \langle r_i, r_j \rangle.
 
-    It is large if the cells of a group deviate from the means of their labels in the same direction. The :math:`d_i`
-    subtract the product of each cell with itself. The expectation of :math:`T` is therefore zero, whatever the
-    variances of cells, if environments are assigned at random within each label. The estimate is
-    :math:`\hat\omega^2 = T / BD`. Groups of a single cell carry no information and are excluded.
+    :math:`T` is large if the cells of a group deviate from the means of their labels in the same direction. The numbers
+    :math:`d_i` subtract the product of each cell with itself. The expectation of :math:`T` is therefore zero, whatever
+    the variances of cells, if environments are assigned at random within each label. For batch size :math:`B` and
+    :math:`D` features, the estimated proportion is :math:`\hat\omega^2 = T / BD`. Groups of a single cell carry no
+    information and are excluded.
 
-    Effects that environments and labels have in common are not detected. If each environment holds one label, :math:`M`
-    is zero. The more environments and labels depend on each other, the smaller :math:`M` is. The standard deviation of
-    :math:`T` if the environment explains no variance,
+    An effect of the environment is not detected if it cannot be distinguished from an effect of the label. If each
+    environment holds one label, :math:`M` is zero. The more environments and labels depend on each other, the smaller
+    :math:`M` is. The standard deviation of :math:`T` if the environment explains no variance,
 
     .. math:: \mathrm{sd}(T)^2 = 2 \|C\|^2 \sum_{ij} M_{ij}^2 s_i^2 s_j^2,
 
-    takes the design of the batch into account. Here :math:`s_i^2` is the variance of the cell's label and :math:`C` the
-    covariance of :math:`r_i / s_i`. The standard deviation is larger if the residuals use fewer directions.
+    takes this dependence into account. Here :math:`s_i^2` is the variance of the label of cell :math:`i`, and :math:`C`
+    the covariance of :math:`r_i / s_i`. The standard deviation is larger if the :math:`r_i` vary in fewer directions.
 
-    For :class:`Numbers`, the first term of :math:`T` is the sum of squares that a regression of the :math:`r_i` on the
-    polynomials explains. The regression is fitted for each label (``"within"``) or for all labels together
-    (``"across"``). The other steps are the same.
+    For an environment with an order (:class:`Numbers`), the first term of :math:`T` is the sum of squares that a
+    regression of the :math:`r_i` on polynomials of the number explains. The regression is fitted for each label
+    (``"within"``) or for all labels together (``"across"``). The other steps are the same.
 
     Parameters
     ----------
     features
-        ``(B, D)``, of any scale. Half precision is converted to float32.
+        Features or embeddings of the cells, ``(B, D)``, of any scale. Half precision is converted to float32.
     environments
-        Integer codes, ``(B,)``, or their :class:`Groups`; or :class:`Numbers`, for environments with an order.
+        Environment of each cell: integer codes, ``(B,)``, or their :class:`Groups`; or :class:`Numbers`, for
+        environments with an order.
     labels
-        Integer codes, ``(B,)``, or their :class:`Groups`.
+        Label of each cell: integer codes, ``(B,)``, or their :class:`Groups`.
     partners
-        Which cells are compared:
+        Which cells are compared with each other:
 
         - ``"within"``: cells of the same environment and label. There are few pairs, but they show the entire effect.
-        - ``"across"``: cells of the same environment, each compared with the mean of its own label. There are many
-          pairs, but they show only effects that are the same for all labels.
+        - ``"across"``: cells of the same environment and any label, after subtraction of the mean of each cell's label.
+          There are many pairs, but they show only effects that are the same for all labels.
 
     Returns
     -------
-    ``share``, ``error`` and ``freedom``, scalars, float32 or float64. Only ``share`` has a gradient.
+    ``share``, ``error`` and ``freedom`` (see :class:`ExplainedVariance`), scalars, float32 or float64. Only ``share``
+    has a gradient.
 
     Raises
     ------
@@ -126,15 +132,17 @@ def explained_variance(
         If the shapes do not match, the batch holds fewer than two cells, environments are floating-point numbers, or
         ``partners`` is unknown.
 
-    References ---------- Hays (1963), Statistics for psychologists: the effect size :math:`\omega^2`. The estimates and
-    their use were developed for this package.
+    References
+    ----------
+    Hays (1963), Statistics for psychologists: the effect size :math:`\omega^2`. The estimates and their use were
+    developed for this package.
 
     Examples
     --------
     >>> features, gene = torch.randn(256, 16, generator=torch.manual_seed(0)), torch.arange(256) % 8
     >>> well = torch.arange(256) // 8 % 4
     >>> share = scbd.nn.explained_variance(features, well, gene).share
-    >>> abs(float(share)) < 0.05  # these features know nothing of the well
+    >>> abs(float(share)) < 0.05  # these features do not depend on the well
     True
     """
     check_choice("partners", partners, {"within": "of the same label", "across": "of any label"})
@@ -153,40 +161,44 @@ def invariance_statistic(
     environments: Environments | Sequence[Environments],
     labels: Tensor | Groups,
 ) -> Tensor:
-    r"""Measure how strongly a batch contradicts invariance: variance explained by the environment in standard errors.
+    r"""Measure how strongly a batch contradicts invariance to the environment, in standard errors.
+
+    The measure is the variance of the representations that the environment explains, divided by its standard error:
 
     .. math:: \frac{1}{2S} \sum_s \Bigl(
               \frac{\hat\omega^2_{s,\text{within}}}{\mathrm{sd}(\hat\omega^2_{s,\text{within}})} +
               \frac{\hat\omega^2_{s,\text{across}}}{\mathrm{sd}(\hat\omega^2_{s,\text{across}})} \Bigr)
 
-    The sum is over all representations :math:`s`, and over the two pairings of :func:`explained_variance`. If no cell
-    has a partner in one pairing, only the other pairing is used. For example, no cell has a partner within its label if
-    each plate has one well per perturbation and plates are the environments.
+    The sum is over all :math:`S` representations :math:`s`. Each term adds two estimates of the explained proportion of
+    variance, :math:`\hat\omega^2`: from pairs of cells within a label and from pairs across labels (see
+    :func:`explained_variance`). If there are no pairs of one kind, only the other estimate is used. For example, there
+    are no pairs within labels if each plate has one well per perturbation and plates are the environments.
 
     If the environment explains no variance, the statistic is of order one, positive or negative. Its unit does not
     depend on the batch size, the numbers of labels and environments, or the scale of the features.
 
     A cell may have several environments, for example its plate and its position on the plate. The statistic is then the
     mean of the statistics of all environments for which the batch contains information. Positions are compared over all
-    plates, and plates over all positions. The combination of plate and position could not be compared if each well
-    holds one row.
+    plates, and plates over all positions. The combination of plate and position cannot serve as a single environment if
+    the data have one row per well, because no row would have a partner.
 
     Parameters
     ----------
     passed
         Representations of the same cells, each ``(B, D)``: usually the intermediate representations of all stages of
-        the encoder and the embedding. An embedding may be invariant although the encoder uses differences between
-        environments: it can compute the label from them in two steps. The first step is visible in an intermediate
-        representation.
+        the encoder, and the embedding. Intermediate representations are included because an embedding may be invariant
+        although the encoder uses differences between environments: the encoder can compute the label from such
+        differences in two steps. The first step is visible in an intermediate representation.
     environments
-        Integer codes, ``(B,)``, or their :class:`Groups`; :class:`Numbers`, for environments with an order, such as the
-        column of a plate or the time; or a sequence of these for several environments per cell.
+        Environment of each cell: integer codes, ``(B,)``, or their :class:`Groups`; :class:`Numbers`, for environments
+        with an order, such as the column of a plate or the time; or a sequence of these for several environments per
+        cell.
     labels
-        Integer codes, ``(B,)``, or their :class:`Groups`.
+        Label of each cell: integer codes, ``(B,)``, or their :class:`Groups`.
 
     Returns
     -------
-    The statistic, a scalar, in standard errors.
+    The invariance statistic, a scalar, in standard errors.
 
     Raises
     ------
@@ -197,9 +209,9 @@ def invariance_statistic(
     --------
     >>> features, gene = torch.randn(256, 16, generator=torch.manual_seed(0)), torch.arange(256) % 8
     >>> well = torch.arange(256) // 8 % 4
-    >>> shifted = features + 3 * torch.nn.functional.one_hot(well, 16)  # says which well it is
+    >>> shifted = features + 3 * torch.nn.functional.one_hot(well, 16)  # one feature per well is shifted
     >>> blind, seen = (float(scbd.nn.invariance_statistic([x], well, gene)) for x in (features, shifted))
-    >>> blind < 3 < 30 < seen  # standard errors
+    >>> blind < 3 < 30 < seen  # in standard errors: independent of the well, and shifted by the well
     True
     """
     design = BatchDesign(environments, labels)
@@ -207,7 +219,12 @@ def invariance_statistic(
 
 
 def in_errors(explained: Sequence[RepresentationEstimates], design: BatchDesign) -> Tensor:
-    """Compute the invariance statistic from the results of :func:`estimate_effects` for each representation."""
+    """Compute the invariance statistic from the estimates for each representation.
+
+    ``explained`` holds one result of :func:`estimate_effects` per representation. For each environment, the estimates
+    are divided by their standard errors and averaged over representations and over pairs within and across labels. The
+    statistic is the mean over environments.
+    """
     each, resolved = [], []
     for column, pairings in enumerate(design.pairings):
         resolvable = torch.stack([pairing.resolvable for pairing in pairings.values()])
@@ -218,42 +235,52 @@ def in_errors(explained: Sequence[RepresentationEstimates], design: BatchDesign)
 
 
 def _mean_of_resolvable(values: Tensor, resolvable: Tensor) -> Tensor:
-    """Average the values that are resolvable; the other values are zero and are not counted."""
+    """Average the values whose entry in ``resolvable`` is true; all other values must be zero.
+
+    ``resolvable`` is boolean. It is false for comparisons that the batch does not allow, because no cell has a partner.
+    """
     return values.mean() * (len(resolvable) / resolvable.sum().clamp(min=1))
 
 
 class PairingEstimate(NamedTuple):
-    """Estimate from one pairing of cells."""
+    """Estimate of the variance that the environment explains, from pairs of cells within labels or across labels."""
 
     between: Tensor
-    """Sum of products between cells of a group, over groups and features: :math:`T` in :func:`explained_variance`."""
+    """Sum of squares between groups of cells, summed over features: :math:`T` in :func:`explained_variance`."""
     scatter: Tensor
-    """Standard deviation of ``between`` if the environment explains no variance; 0 if there are no cells to compare."""
+    """Standard deviation of ``between`` if the environment explains no variance; 0 if there are no pairs to compare."""
 
     @property
     def in_errors(self) -> Tensor:
-        """Estimate in units of its standard deviation, which has no gradient."""
+        """Sum of squares ``between`` divided by its standard deviation ``scatter``, which has no gradient."""
         nothing = self.scatter == 0
-        # zero, but NaN if the estimate is NaN, so that invalid features remain visible
+        # the result without any pairs: zero, but NaN if the estimate is NaN, so that invalid features remain visible
         zero = 0.0 * self.between.detach()
         return torch.where(nothing, zero, self.between / torch.where(nothing, 1.0, self.scatter))
 
     def per_gain(self, pairing: Pairing) -> PairingEstimate:
-        """Divide the estimate by the effect of an environment that explains all variance, but by at least one cell."""
+        """Divide the estimate by its value for a feature whose variance is entirely due to the environment.
+
+        The division by this value, the ``gain`` of the pairing, corrects for cells without a partner. A gain below 1,
+        the contribution of one cell, is replaced by 1.
+        """
         gain = pairing.gain.clamp(min=1).to(self.between)
         return PairingEstimate(self.between / gain, self.scatter / gain)
 
 
 class RepresentationEstimates(NamedTuple):
-    """Estimates for one representation."""
+    """Estimates of the variance of one representation that each environment explains."""
 
     pairings: list[dict[Partners, PairingEstimate]]
-    """Estimates per environment (list) and per pairing of cells (dictionary)."""
+    """One dictionary per environment, with the estimates from pairs ``"within"`` and ``"across"`` labels."""
     n_features: int
 
 
 def estimate_effects(features: Tensor, design: BatchDesign) -> RepresentationEstimates:
-    """Estimate, for each environment and pairing, the effect on ``features (B, D)`` conditional on the label."""
+    """Estimate the variance of ``features (B, D)`` that each environment explains, conditional on the label.
+
+    For each environment of a cell, there are two estimates: from pairs of cells within labels and across labels.
+    """
     if features.ndim != 2 or len(features) != len(design.n_label):
         msg = f"features must be (B, D) for {len(design.n_label)} environments and labels, got {tuple(features.shape)}."
         raise ValueError(msg)
@@ -263,7 +290,7 @@ def estimate_effects(features: Tensor, design: BatchDesign) -> RepresentationEst
         squares = apart.detach().square().mean(1, keepdim=True)
         variance = squares.sum() / design.freedom.clamp(min=1)
         nothing = variance < _ROUNDING
-        # the variance differs between labels, and the variation by chance depends on it
+        # variance within each label: it differs between labels, and determines how much the estimates vary by chance
         of_label = (design.label.sums(squares) + _PRIOR_FREEDOM * variance) / (design.n_label - 1 + _PRIOR_FREEDOM)
         alike = _squared_covariance_norm(
             apart.detach() * torch.rsqrt(torch.where(nothing, 1.0, of_label)), design.freedom
@@ -281,7 +308,8 @@ def estimate_effects(features: Tensor, design: BatchDesign) -> RepresentationEst
 def _standardised(features: Tensor) -> Tensor:
     """Standardise features to mean 0 and variance 1 over the batch; constant features become 0.
 
-    A feature is constant if its variance is negligible compared with its squared mean or with the largest variance.
+    A feature is constant if its variance is negligible compared with its squared mean or with the largest variance of
+    all features.
     """
     mean = features.mean(0)
     f = features - mean
@@ -292,32 +320,38 @@ def _standardised(features: Tensor) -> Tensor:
 
 
 def _squared_covariance_norm(apart: Tensor, freedom: Tensor) -> Tensor:
-    """Estimate the squared norm of a covariance with mean variance 1; it is larger if fewer directions are in use."""
-    # the Gram matrix has the same norm as the covariance; the smaller of the two matrices is computed
+    """Estimate the squared norm of the covariance of features, after scaling to a mean variance of 1.
+
+    The norm is larger if the features vary in fewer directions. ``apart (B, D)`` holds the differences of the cells
+    from the means of their labels, and ``freedom`` is its number of degrees of freedom.
+    """
+    # the Gram matrix of the cells has the same norm as the covariance of the features; the smaller of the two matrices
+    # is computed
     products = apart.T @ apart if apart.shape[1] <= len(apart) else apart @ apart.T
     total = products.diagonal().sum()
-    # unbiased estimate: random similarities of few cells inflate the norm
+    # the subtraction makes the estimate unbiased: chance similarities between few cells inflate the squared norm
     squares = products.square().sum() - total.square() / freedom.clamp(min=1)
     covariance = squares.clamp(min=0) / ((freedom - 1) * (freedom + 2)).clamp(min=1)
     variance = total / (freedom * apart.shape[1]).clamp(min=1)
     return torch.where(variance > 0, covariance / variance.square(), 0.0)
 
 
-# number of standard errors that are subtracted from the interaction of a batch, so that chance counts as 0
+# number of standard errors that are subtracted from the estimated interaction of a batch, so that an interaction that
+# may be due to chance becomes 0
 _INTERACTION_STANDARD_ERRORS = 2.0
 
 
 class EnvironmentEffects(NamedTuple):
-    """Effects of environments on representations, scalars. Only ``statistic`` has a gradient."""
+    """Effects of the environments on the representations of a batch, scalars. Only ``statistic`` has a gradient."""
 
     statistic: Tensor
-    """Invariance statistic in standard errors, see :func:`scbd.nn.invariance_statistic`."""
+    """Effects of environments on all representations, in standard errors, see :func:`scbd.nn.invariance_statistic`."""
     interaction: Tensor
-    """Proportion of variance, from 0 to 1, explained by effects of an environment that differ between labels.
+    """Proportion of variance, from 0 to 1, that is explained by effects of an environment that differ between labels.
 
     It is the maximum over representations and over environments."""
     embedding_statistic: Tensor
-    """Invariance statistic of the last representation alone."""
+    """Effects of environments on the last representation, the embedding, in standard errors."""
 
 
 def environment_effects(
@@ -327,19 +361,21 @@ def environment_effects(
 ) -> EnvironmentEffects:
     r"""Compute how significant the effects of environments on a batch are, and how much they differ between labels.
 
-    Both pairings of :func:`explained_variance` detect effects of an environment on all cells. Pairs within a label also
-    detect effects on this label only. The difference is the **interaction**. For each pairing :math:`c`, let
-    :math:`\omega^2_c = T_c / (g_c D)`, with the sum of squares :math:`T_c` of :func:`explained_variance`. :math:`g_c`
-    is the value that :math:`T_c` would have for a feature whose variance is entirely due to the environment. It
-    corrects for cells without a partner. The interaction that a batch shows beyond chance is
+    An effect of an environment on the cells of all labels is detected by pairs of cells within labels and by pairs
+    across labels (see :func:`explained_variance`). An effect on the cells of one label is detected only by pairs within
+    labels. The difference of both estimates is the **interaction** of environment and label. For pairs :math:`c`,
+    within or across, the explained proportion of variance is :math:`\omega^2_c = T_c / (g_c D)`. Here :math:`T_c` is
+    the sum of squares defined in :func:`explained_variance`, :math:`D` the number of features, and :math:`g_c` the
+    value that :math:`T_c` would have for a feature whose variance is entirely due to the environment. The division by
+    :math:`g_c` corrects for cells without a partner. The interaction that a batch shows beyond chance is
 
     .. math:: \max_s \bigl( \omega^2_{s, within} - \omega^2_{s, across} - 2\,\mathrm{sd} \bigr)_+,
 
-    with the maximum over representations :math:`s`. A large interaction indicates that the environment changes the
-    relation between a feature and the label. Such features are misleading even if z_c is invariant, since z_c may be
-    computed from two of them.
+    with the maximum over representations :math:`s`, and :math:`\mathrm{sd}` the standard deviation of the difference. A
+    large interaction indicates that the environment changes the relation between a feature and the label. Such features
+    are misleading even if z_c is invariant, since z_c may be computed from two of them.
 
-    With several environments, the interaction is the maximum over environments.
+    If cells have several environments, the interaction is the maximum over environments.
 
     Parameters
     ----------
@@ -348,11 +384,11 @@ def environment_effects(
 
     Returns
     -------
-    - ``statistic``: see :func:`invariance_statistic`;
-    - ``interaction``: a proportion of the variance;
-    - ``of_last``: the statistic of the embedding alone.
+    - ``statistic``: invariance statistic of all representations, see :func:`invariance_statistic`;
+    - ``interaction``: the interaction defined above, a proportion of the variance;
+    - ``embedding_statistic``: invariance statistic of the embedding alone.
 
-    All are scalars. Only ``statistic`` has a gradient.
+    All three are scalars. Only ``statistic`` has a gradient.
 
     Raises
     ------
@@ -363,8 +399,8 @@ def environment_effects(
     --------
     >>> gene, well = torch.arange(512) % 4, torch.arange(512) // 4 % 2
     >>> noise = torch.randn(512, 8, generator=torch.manual_seed(0))
-    >>> alike = noise + 2 * well[:, None]  # a well shifts all cells
-    >>> differently = noise + 2 * (2 * well - 1)[:, None] * (2 * (gene % 2) - 1)[:, None]  # or each gene its own way
+    >>> alike = noise + 2 * well[:, None]  # each well shifts all genes equally
+    >>> differently = noise + 2 * (2 * well - 1)[:, None] * (2 * (gene % 2) - 1)[:, None]  # or differently
     >>> [round(float(environment_effects([x], well, gene).interaction), 1) for x in (alike, differently)]
     [0.0, 0.8]
     """
@@ -377,7 +413,12 @@ def environment_effects(
 
 
 def _interaction(explained: RepresentationEstimates, design: BatchDesign) -> Tensor:
-    """Return the interaction of one representation beyond chance; 0 if no cell has partners in both pairings."""
+    """Estimate the variance of one representation explained by effects of an environment that differ between labels.
+
+    This interaction is the proportion of variance explained in pairs of cells within labels, minus the proportion
+    explained in pairs across labels, minus two standard errors, and at least 0. It is 0 if the batch lacks pairs of one
+    of these kinds. For several environments, it is the maximum.
+    """
     found = []
     for pairings, of_pairing in zip(design.pairings, explained.pairings, strict=True):
         within, across = (of_pairing[name].per_gain(pairings[name]) for name in ("within", "across"))
@@ -387,22 +428,24 @@ def _interaction(explained: RepresentationEstimates, design: BatchDesign) -> Ten
     return torch.stack(found).max() / explained.n_features
 
 
-# degree of the polynomials: trend, curvature and edges; indicators of 24 columns would require 23 terms
+# degree of the polynomials that model the effect of an ordered environment: sufficient for a trend, for curvature and
+# for edges that differ from the centre; indicator variables of the 24 columns of a plate would require 23 terms
 _POLYNOMIAL_DEGREE = 4
-# length of the remainder of a unit vector below which it is linearly dependent on the others, up to rounding
+# A polynomial is treated as linearly dependent on the polynomials of lower degree if the part of it that is orthogonal
+# to these polynomials is shorter than this fraction of its length.
 _DEPENDENCE_TOLERANCE = 1e-4
 
 
 class Numbers:
-    """Environment with an order, given as one number per cell: a row, a column, the time or a count of cells.
+    """Environment with an order, given as one number per cell: a plate row or column, the time or a number of cells.
 
     The effect of such an environment is assumed to change slowly along the order. It is modelled as a polynomial of
-    degree 4 of the ranks within the batch. It detects trends, and edges that differ from the centre. It does not detect
-    effects that rise and fall several times.
+    degree 4 of the ranks of the numbers within the batch. Such a polynomial can describe trends, and edges that differ
+    from the centre. It cannot describe effects that rise and fall several times.
 
-    Only the order of values counts. The scale is therefore irrelevant, and an outlier is not different from the last
-    value. For numbers with at most five distinct values, the polynomials contain the same information as one label per
-    value.
+    Only the order of the numbers counts. Their scale is therefore irrelevant, and an outlier has the same effect as any
+    largest or smallest number. For numbers with at most five distinct values, the polynomials contain the same
+    information as one indicator variable per distinct value.
 
     Parameters
     ----------
@@ -412,15 +455,16 @@ class Numbers:
     Attributes
     ----------
     values
-        The values, as given.
+        The numbers, unmodified.
     terms
-        Polynomials of the ranks of degree 1 to 4, ``(B, 4)`` float64. Each has mean 0 and length 1 and is orthogonal to
-        the others. If there are too few distinct values, the columns of the higher degrees are zero.
+        Values of the polynomials of degree 1 to 4 of the ranks, ``(B, 4)``, float64. Each column has mean 0 and length
+        1 and is orthogonal to all other columns. If there are too few distinct numbers, the columns of the higher
+        degrees are zero.
 
     Raises
     ------
     ValueError
-        If ``values`` are not ``(B,)``, or not all finite.
+        If the shape of ``values`` is not ``(B,)``, or not all values are finite.
 
     References
     ----------
@@ -449,11 +493,17 @@ class Numbers:
 
     @classmethod
     def columns(cls, table: Tensor | None) -> list[Numbers]:
-        """Return the numbers of each column of a table ``(B, K)``, or an empty list for `None`."""
+        """Return one :class:`Numbers` per ordered environment, from a ``table (B, K)`` with one environment per column.
+
+        For `None`, the list is empty.
+        """
         return [] if table is None else [cls(column) for column in table.T]
 
     def terms_within(self, groups: Groups) -> Tensor:
-        """Compute the terms separately for each group, ``(B, 4)``: mean 0 and length 1 over the cells of the group."""
+        """Compute the polynomials of the ranks separately for each group of cells, ``(B, 4)``.
+
+        Over the cells of each group, each polynomial has mean 0 and length 1.
+        """
         return _polynomials(self._ranks, groups.sums)
 
     def __len__(self) -> int:
@@ -461,17 +511,21 @@ class Numbers:
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Return the ranks scaled to the range from -1 to 1; equal values have the mean of their ranks."""
+    """Return the ranks of numbers ``(B,)``, scaled to the range from -1 to 1.
+
+    Equal numbers have the mean of their ranks.
+    """
     _, index, counts = torch.unique(values, return_inverse=True, return_counts=True)
     twice = 2 * counts.cumsum(0) - counts
     return twice[index].to(highest_precision_dtype(values.device)) / len(values) - 1
 
 
 def _polynomials(x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
-    """Compute orthonormal polynomials of ``x (B, 1)``, of degree 1 to 4, ``(B, 4)``.
+    """Compute orthonormal polynomials of degree 1 to 4 of the ranks ``x (B, 1)`` of cells, ``(B, 4)``.
 
-    ``sums`` returns the sums over all cells, or over the cells of each cell's group. Each polynomial is computed from
-    the previous one, multiplied by x.
+    The function ``sums`` returns, for each cell, the sum of a tensor over all cells, or over the cells of its group. In
+    the second case, the polynomials are orthonormal within each group. Each polynomial is computed from the polynomial
+    of one degree less, multiplied by ``x``.
     """
     n = sums(torch.ones_like(x))
     x = x - sums(x) / n
@@ -479,7 +533,7 @@ def _polynomials(x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
     for _ in range(_POLYNOMIAL_DEGREE):
         new = basis[:, -1:] * x
         length = sums(new.square()).sqrt()
-        for _ in range(2):  # the second orthogonalisation removes rounding errors of the first
+        for _ in range(2):  # orthogonalise twice: the second time removes rounding errors of the first
             new = new - (basis * sums(basis * new)).sum(1, keepdim=True)
         kept = sums(new.square()).sqrt()
         dependent = kept <= _DEPENDENCE_TOLERANCE * length
@@ -490,31 +544,37 @@ def _polynomials(x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
 Environments = Tensor | Groups | Numbers
 Partners = Literal["within", "across"]
 
-# largest number of degrees of freedom that is only rounding error, relative to 1 + trace of K
+# largest number of degrees of freedom that can be due to rounding, relative to 1 plus the trace of K, the matrix that
+# averages over groups or fits polynomials (see Pairing)
 _FREEDOM_TOLERANCE = 1e-6
 
 
 class GroupMeans:
-    """Averaging over groups of several cells as a quadratic form: Q = R K R, see :class:`Pairing`.
+    """Sum of squares between groups of cells, conditional on the label, as a quadratic form Q = R K R of the cells.
 
-    K replaces each cell by the mean of its group, R subtracts the mean of each label.
+    The matrix K replaces each cell by the mean of its group, and cells without other cells in their group by 0. The
+    matrix R subtracts the mean of each label. :class:`Pairing` explains how Q is used.
 
     Parameters
     ----------
     label, group
-        Label and group of each cell.
+        Labels of the cells, and groups of cells that are compared with each other: cells of the same environment, or of
+        the same environment and label.
     pair
-        Combinations of label and group. Give ``group`` itself if each group lies within one label.
+        Groups of the cells with the same label in the same group. If each group lies within one label, give ``group``
+        itself.
 
     Attributes
     ----------
     trace
-        Trace of K: the number of groups of several cells, a scalar.
+        Trace of K, a scalar. It is the number of groups of more than one cell.
     diagonal
-        Diagonal of Q, ``(B, 1)``.
+        Diagonal of the matrix Q, ``(B, 1)``.
     own_squares, own_explained
-        Squares of the environments' indicator columns, less the means of labels: per cell, ``(B, 1)``, and the sum that
-        K explains, a scalar.
+        Numbers computed from the indicator columns of the groups, from which the means of labels are subtracted. An
+        indicator column is 1 for the cells of its group and 0 for all other cells. ``own_squares`` is the sum of the
+        squares of these columns per cell, ``(B, 1)``. ``own_explained`` is the part of their sum of squares that K
+        explains, a scalar.
     """
 
     def __init__(self, label: Groups, group: Groups, pair: Groups) -> None:
@@ -524,20 +584,24 @@ class GroupMeans:
         self.trace = self._weight.sum()
         shared = label.sums(n_pair * self._weight) / n_label.square()
         self.diagonal = self._weight - 2 * n_pair * self._weight / n_label + shared
-        # contribution of each cell to the squared norm of Q, for groups within one label
+        # contribution of each cell to the squared norm of Q, if every group lies within one label
         kept = label.sums((n_group > 1).to(n_label)) / n_label
         self._inside = self._weight - 2 * n_pair * self._weight / n_label + kept.square() / n_label
         self._table = None if group is pair else label.table(group).float()
-        # indicator columns (0 and 1) of the environments, less the means of labels: their squares per cell, and the sum
-        # of squares that K explains
+        # sums of squares of the groups' indicator columns (1 for the cells of a group, otherwise 0) after subtraction
+        # of label means: per cell, and the part that K explains over all cells
         self.own_squares = 1 - 2 * n_pair / n_label + label.sums(n_pair) / n_label.square()
         self.own_explained = ((n_group > 1) * self.own_squares).sum() if group is pair else self._of_columns()
 
     def _of_columns(self) -> Tensor:
-        """Compute the sum of squares between groups of the environments' indicator columns, less label means."""
+        """Compute the sum of squares that K explains of the groups' indicator columns, less label means.
+
+        An indicator column is 1 for the cells of a group and 0 for all other cells.
+        """
         assert self._table is not None
         with torch.autocast(self._table.device.type, enabled=False):
-            common = self._table / self._table.sum(1, keepdim=True).sqrt()  # (labels, environments)
+            # one row per label, one column per environment
+            common = self._table / self._table.sum(1, keepdim=True).sqrt()
             n_group = self._table.sum(0)
             each = torch.where(n_group > 1, 1 / n_group, 0.0)
             if common.shape[0] > common.shape[1]:
@@ -555,7 +619,10 @@ class GroupMeans:
         return self._weight * (apart * self._group.sums(apart)).sum(1, keepdim=True)
 
     def norm(self, variance: Tensor) -> Tensor:
-        """Compute the squared norm of Q with cells weighted by the variance of their label, ``variance (B, 1)``."""
+        """Return the sum over all pairs of cells of ``Q[i, j]**2 * variance[i] * variance[j]``.
+
+        ``variance (B, 1)`` is the variance within each cell's label.
+        """
         if self._table is None:
             return (self._inside * variance.square()).sum()
         of_label, n_label = self._label.first(variance).float(), self._table.sum(1, keepdim=True)
@@ -563,17 +630,21 @@ class GroupMeans:
         each = torch.where(n_group > 1, 1 / n_group, 0.0)
         mean = (of_label * self._table).sum(0) * each
         diagonal = (of_label / n_label * self._table.square()).sum(0) * each
-        # overlap of groups that contain the same labels
+        # one row per label, one column per group; inner products of columns are large if two groups contain the same
+        # labels
         common = self._table * (of_label / n_label).sqrt() * each.sqrt()
-        with torch.autocast(common.device.type, enabled=False):  # terms may cancel: full precision is needed
+        # autocast is disabled because the terms of the result may cancel, which requires full precision
+        with torch.autocast(common.device.type, enabled=False):
             overlap = (common.T @ common) if common.shape[0] > common.shape[1] else (common @ common.T)
         return mean.square().sum().to(self.trace) - 2 * (mean * diagonal).sum() + overlap.square().sum()
 
 
 class PolynomialRegression:
-    """Regression on polynomials of a number as a quadratic form: Q = R K R, see :class:`Pairing`.
+    """Sum of squares that polynomials of a number explain, for all labels together, as a quadratic form Q = R K R.
 
-    K projects on the polynomials, as K of :class:`GroupMeans` averages over groups. R subtracts the mean of each label.
+    The number is an environment with an order (:class:`Numbers`). The matrix K projects the cells on the polynomials,
+    instead of averaging over groups as K of :class:`GroupMeans` does. The matrix R subtracts the mean of each label.
+    :class:`Pairing` explains how Q is used.
     """
 
     def __init__(self, label: Groups, numbers: Numbers) -> None:
@@ -591,22 +662,27 @@ class PolynomialRegression:
         return (apart * (terms @ (terms.T @ apart))).sum(1, keepdim=True)
 
     def norm(self, variance: Tensor) -> Tensor:
-        """Compute the squared norm of Q with cells weighted by the variance of their label, ``variance (B, 1)``."""
+        """Return the sum over all pairs of cells of ``Q[i, j]**2 * variance[i] * variance[j]``.
+
+        ``variance (B, 1)`` is the variance within each cell's label.
+        """
         with torch.autocast(variance.device.type, enabled=False):
             return (self._terms.T @ (variance * self._terms)).square().sum()
 
 
 class PolynomialRegressionWithinLabels:
-    """Regression on polynomials of a number, separately for each label, as a quadratic form Q = K.
+    """Sum of squares that polynomials of a number explain, fitted separately for each label, as a quadratic form Q = K.
 
-    R, which subtracts the mean of each label, has no effect, since the polynomials have mean 0 within each label.
+    The number is an environment with an order (:class:`Numbers`). The matrix K projects the cells of each label on the
+    polynomials. The matrix R of :class:`Pairing`, which subtracts the mean of each label, has no effect here, since the
+    polynomials have mean 0 within each label.
     """
 
     def __init__(self, label: Groups, numbers: Numbers) -> None:
         self._label = label
         self._terms = numbers.terms_within(label)
         self.diagonal = self.own_squares = self._terms.square().sum(1, keepdim=True)
-        # the terms are orthonormal within each label, so K explains their squares entirely
+        # the polynomials are orthonormal within each label, so that K explains their sum of squares entirely
         self.trace = self.own_explained = self.diagonal.sum()
 
     def squares(self, apart: Tensor) -> Tensor:
@@ -618,29 +694,34 @@ class PolynomialRegressionWithinLabels:
         return torch.stack([(own * self._label.sums(own)).sum(1, keepdim=True) for own in weighted]).sum(0)
 
     def norm(self, variance: Tensor) -> Tensor:
-        """Compute the squared norm of Q with cells weighted by the variance of their label, ``variance (B, 1)``."""
+        """Return the sum over all pairs of cells of ``Q[i, j]**2 * variance[i] * variance[j]``.
+
+        ``variance (B, 1)`` is the variance within each cell's label.
+        """
         return (self.diagonal * variance.square()).sum()
 
 
 class Pairing:
-    """Comparison of cells with their partners, conditional on the label, as a quadratic form with expectation zero.
+    """Comparison of cells with their partners, conditional on the label, as a quadratic form M with expectation zero.
 
-    R subtracts the mean of each label. K averages over groups of cells, or fits a smooth function of a number. The sum
-    of squares that K explains, conditional on the label, is the quadratic form Q = R K R. It is positive even by
-    chance, since it includes the product of each cell with itself. The vector ``own``, with one number per cell
-    ``(B, 1)``, corrects for this: M = Q - R diag(own) R has expectation zero, whatever the variances of the cells, if
-    the environment has no effect.
+    The partners of a cell are the cells of its environment, with the same label (pairs within labels) or with any label
+    (pairs across labels). M is a symmetric matrix over the cells of the batch, built from three matrices. R subtracts
+    the mean of each label. K averages over groups of partners or, for an environment with an order, fits polynomials. Q
+    = R K R is the sum of squares that K explains, conditional on the label. It is positive even by chance, since it
+    includes the product of each cell with itself. The vector ``own``, with one number per cell, corrects for this: M =
+    Q - R diag(own) R has expectation zero, whatever the variances of the cells, if the environment has no effect.
 
     Attributes
     ----------
     own
-        Correction per cell, ``(B, 1)``.
+        Correction for the product of each cell with itself, ``(B, 1)``.
     resolvable
-        Whether the batch contains cells to compare, a boolean scalar.
+        Whether the batch contains cells that can be compared, a boolean scalar.
     freedom_of_one
-        Degrees of freedom if all labels have the same variance, a scalar; 0 if not resolvable.
+        Degrees of freedom if all labels have the same variance, a scalar; 0 if no cells can be compared.
     gain
-        Value of M for a feature whose variance is entirely due to the environment, a scalar; 0 if not resolvable.
+        Value of the quadratic form M for a feature whose variance is entirely due to the environment, a scalar; 0 if no
+        cells can be compared.
     """
 
     def __init__(
@@ -653,48 +734,52 @@ class Pairing:
         several = 1 - 2 / n_label
         of_many = (diagonal - total / n_label.square()) / torch.where(n_label > 2, several, 1.0)
         self.own = torch.where(partnered, torch.where(n_label > 2, of_many, total / n_label), 0.0)
-        # squared norm of Q minus that of M, as one contribution per cell; they differ only within labels
+        # squared norm of Q minus the squared norm of M, as one contribution per cell; the two matrices differ only in
+        # pairs of cells of the same label
         self._less = 2 * self.own * diagonal - self.own.square() * several * partnered
         self._less -= label.sums(self.own).square() / n_label**3
         freedom = self.freedom(torch.ones_like(n_label))
         self.resolvable = freedom > _FREEDOM_TOLERANCE * (1 + explained.trace)
-        # degrees of freedom if all labels have the same variance
         self.freedom_of_one = torch.where(self.resolvable, freedom, 0.0)
-        # value of M for a feature whose variance is entirely due to the environment; at most 1 per cell
+        # value of the quadratic form M for a feature whose variance is entirely due to the environment; it is at most
+        # the number of cells
         gain = explained.own_explained - (self.own * explained.own_squares).sum()
         self.gain = torch.where(
             self.resolvable, gain.clamp(min=0) / explained.own_squares.mean().clamp(min=_FREEDOM_TOLERANCE), 0.0
         )
 
     def between(self, apart: Tensor) -> Tensor:
-        """Compute the quadratic form M, summed over features; its expectation is zero if the environment has no effect.
+        """Compute the quadratic form M of the cells, summed over features.
 
-        ``apart`` holds the differences of the cells from the means of their labels, ``(B, D)``.
+        Its expectation is zero if the environment has no effect. ``apart (B, D)`` holds the differences of the cells
+        from the means of their labels.
         """
         each = self._explained.squares(apart) - self.own * apart.square().sum(1, keepdim=True)
         return each.sum().to(apart.dtype)
 
     def freedom(self, variance: Tensor) -> Tensor:
-        """Compute the squared norm of M with cells weighted by the variance of their label, ``variance (B, 1)``.
+        """Return the sum over all pairs of cells of ``M[i, j]**2 * variance[i] * variance[j]``.
 
-        If all variances are one, the result is the number of degrees of freedom.
+        ``variance (B, 1)`` is the variance within each cell's label.
+
+        If all variances are 1, the result is the number of degrees of freedom.
         """
         return self._explained.norm(variance) - (self._less * variance.square()).sum()
 
 
 class BatchDesign:
-    """Labels and environments of a batch, with quantities that are the same for all representations.
+    """Labels and environments of a batch, and all quantities of the estimates that do not depend on the features.
 
     Attributes
     ----------
     label
-        Groups of cells with the same label.
+        Groups of the cells with the same label.
     n_label
-        Number of cells of each cell's label, ``(B, 1)``, float32.
+        Number of cells that have the label of a cell, including the cell itself, ``(B, 1)``, float32.
     freedom
         Degrees of freedom within labels: the number of cells minus the number of labels.
     pairings
-        Pairings of each environment, a list of dictionaries.
+        One dictionary per environment of a cell, with the :class:`Pairing` ``"within"`` labels and ``"across"`` labels.
     """
 
     def __init__(self, environments: Environments | Sequence[Environments], labels: Tensor | Groups) -> None:
@@ -724,7 +809,10 @@ class BatchDesign:
 
 
 def _check(environments: Environments, labels: Tensor | Groups) -> None:
-    """Raise ``ValueError`` if lengths differ or are below two, or if environments are floating-point codes."""
+    """Raise ``ValueError`` if environments and labels are not valid for one batch.
+
+    Both need one value per cell and at least two cells, and codes of environments must not be floating-point numbers.
+    """
     shapes = [tuple(_of_cells(given).shape) for given in (environments, labels)]
     if len(shapes[1]) != 1 or shapes[0] != shapes[1]:
         msg = f"environments and labels must both be (B,), got {shapes[0]} and {shapes[1]}."
@@ -741,13 +829,13 @@ def _check(environments: Environments, labels: Tensor | Groups) -> None:
 
 
 def _of_cells(given: Environments) -> Tensor:
-    """Return one value per cell, ``(B,)``."""
+    """Return environments or labels as a tensor with one value per cell, ``(B,)``."""
     if isinstance(given, Groups):
         return given.labels
     return given.values if isinstance(given, Numbers) else given
 
 
 def group_sizes(groups: Groups) -> Tensor:
-    """Return the number of cells in each cell's group, ``(B, 1)``, in the device's highest precision."""
+    """Return the number of cells in the group of each cell, ``(B, 1)``, in float64 (float32 on Apple's GPUs)."""
     counts = groups.n_others[:, None] + 1
     return counts.to(highest_precision_dtype(counts.device))

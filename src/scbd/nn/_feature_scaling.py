@@ -1,4 +1,4 @@
-"""Robust scaling of features, with the controls as reference where there are enough of them."""
+"""Scaling of features by median and median absolute deviation, over the controls if there are enough of them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# standard deviation of a normal distribution, in units of its median absolute deviation
+# standard deviation of a normal distribution, in units of its median absolute deviation (MAD)
 _SD_PER_MAD = 1.4826
-# minimum number of controls from which scales of features are estimated
+# minimum number of controls for scaling features by the controls; with fewer controls, all training cells are used
 _MIN_CONTROLS = 16
 
 
 class FeatureScaling(nn.Module):
     r"""Robust scaling and clipping of features: :math:`(x - \mathrm{median}) / (1.4826\, \mathrm{MAD})`.
 
-    Median and median absolute deviation (MAD) are computed over the controls if there are at least 16, otherwise over
-    all training cells. The variation of controls then has the same size in every feature. Some features are scaled
-    differently:
+    Median and median absolute deviation (MAD) of a feature are computed over the controls if there are at least 16,
+    otherwise over all training cells. After scaling by controls, the variation of controls has the same size in every
+    feature. Some features are scaled differently:
 
     - A feature whose MAD is 0, because most cells have the same value, is scaled by its standard deviation.
     - A feature that does not vary among controls is scaled by its variation among all training cells.
@@ -47,9 +47,10 @@ class FeatureScaling(nn.Module):
     n_features
         Number of features ``F``.
     standardize
-        Whether to scale. With `False`, values are neither scaled nor clipped.
+        Whether to scale and clip features. With `False`, features are neither scaled nor clipped.
     clip
-        Scaled values are clipped to plus or minus this number of standard deviations. With `None`, outliers are kept.
+        Scaled features are clipped to plus or minus this number of standard deviations. With `None`, they are not
+        clipped, so that outliers are kept.
 
     Attributes
     ----------
@@ -67,7 +68,7 @@ class FeatureScaling(nn.Module):
     >>> scaling = scbd.nn.FeatureScaling(3)
     >>> features = torch.tensor([[1.0, 0.0, 7.0], [2.0, 0.0, 9.0], [3.0, 0.0, 300.0]])
     >>> scaling.fit([features])
-    >>> scaling(features)[:, 1]  # was constant
+    >>> scaling(features)[:, 1]  # the constant feature becomes 0
     tensor([0., 0., 0.])
     """
 
@@ -93,23 +94,23 @@ class FeatureScaling(nn.Module):
     fitted: Tensor
 
     def fit(self, batches: Iterable[Tensor], controls: np.ndarray | None = None) -> None:
-        """Estimate each feature's centre and scale.
+        """Estimate the centre and scale of each feature from training cells.
 
-        A warning is logged if there are controls but fewer than 16, if features do not vary among controls, or if
-        features are excluded because they do not vary at all.
+        A warning is logged in three cases: if there are controls but fewer than 16; if some features do not vary among
+        controls; if some features do not vary at all, and are therefore excluded (they become 0).
 
         Parameters
         ----------
         batches
-            Batches of features as stored, ``(B, F)`` each.
+            Batches of features as stored, before any scaling, ``(B, F)`` each.
         controls
-            Which of the rows of all batches are controls, boolean ``(N,)``. If at least 16 rows are controls, only
-            controls are used.
+            Which cells are controls, boolean ``(N,)``, in the order of the rows of all batches. If at least 16 cells
+            are controls, only controls are used.
 
         Raises
         ------
         ValueError
-            If there are no rows, a row contains NaN or infinite values, or no feature varies.
+            If there are no cells, a cell has NaN or infinite features, or no feature varies.
         """
         parts = [batch.float().numpy() for batch in batches]
         if not parts:
@@ -155,24 +156,30 @@ class FeatureScaling(nn.Module):
         self.fitted.fill_(True)
 
     def forward(self, features: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Scale and clip stored features ``(B, F)`` of any dtype; float32."""
+        """Scale and clip features ``(B, F)`` as stored, of any dtype; the result is float32."""
         return self._cut(self.scaled(features))
 
     def scaled(self, features: Tensor) -> Tensor:
-        """Scale features ``(B, F)``, stored or as returned by :meth:`intensities`, without clipping; float32."""
+        """Scale features ``(B, F)`` without clipping; the result is float32.
+
+        The inputs are features as stored, or features whose scaling was undone by :meth:`intensities`.
+        """
         features = features.to(torch.float32)
         if not self.standardize:
             return features
-        # a constant feature is divided by infinity, so that it becomes 0
+        # a constant feature, whose scale is 0, is divided by infinity instead, so that it becomes 0
         return (features - self.mean) / self.sd.masked_fill(self.sd == 0, math.inf)
 
-    # input of the environments' statistics; in Preprocess, the two methods differ, as stored images are no intensities
+    # ``scaled_inputs`` returns the values from which the statistics of environments are estimated. Preprocess has a
+    # method of the same name, which takes images as stored; there it differs from the method ``scaled``, which takes
+    # intensities.
     scaled_inputs = scaled
 
     def within(self, prepared: Tensor, features: Tensor, environments: EnvironmentScaling, codes: Tensor) -> Tensor:
-        """Standardise stored features ``(B, F)`` per environment, given codes ``(B, K)``, and clip the result.
+        """Scale features ``(B, F)`` as stored, standardise them per environment, and clip the result.
 
-        ``prepared`` is not used, since its values are clipped already.
+        ``codes`` are the codes of the cells' environments, ``(B, K)``. The argument ``prepared``, the result of
+        :meth:`forward`, is not used, since it is clipped already.
         """
         return self._cut(environments(self.scaled(features), codes))
 
@@ -183,11 +190,14 @@ class FeatureScaling(nn.Module):
         return scaled.clamp(-self.clip, self.clip).masked_fill(scaled.isinf(), math.nan)
 
     def measured(self, features: Tensor) -> Tensor:
-        """Return stored features ``(B, F)`` in the units of :meth:`intensities`: unscaled and not clipped; float32."""
+        """Convert features ``(B, F)`` as stored to float32, neither scaled nor clipped.
+
+        The result has the units of :meth:`intensities`.
+        """
         return features.to(torch.float32)
 
     def intensities(self, features: Tensor) -> Tensor:
-        """Undo the scaling of features ``(B, F)``."""
+        """Undo the scaling of features ``(B, F)``, which returns them to the units in which they are stored."""
         if not self.standardize:
             return features
         return features * self.sd + self.mean

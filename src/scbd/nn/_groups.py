@@ -1,4 +1,4 @@
-"""Cells grouped by their label: counts, sums and averages within labels."""
+"""Groups of cells that have the same label (perturbation or environment): counts, sums and averages per label."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 
 class Groups:
-    """Groups of cells that share a label, computed once per batch and used by several losses.
+    """Groups of the cells of a batch that have the same label, computed once per batch and used by several losses.
 
     Parameters
     ----------
     labels
-        Integer labels, ``(B,)``.
+        Integer label of each cell, such as its perturbation or environment, ``(B,)``.
 
     Attributes
     ----------
     labels
-        The labels as int64.
+        Label of each cell, int64 ``(B,)``.
     n_others
-        Number of other cells with the same label, for each cell, ``(B,)``.
+        Number of other cells with the cell's label, for each cell, ``(B,)``.
 
     Examples
     --------
@@ -32,12 +32,13 @@ class Groups:
     >>> gene.n_others
     tensor([0, 2, 2, 2])
     >>> z = torch.nn.functional.normalize(torch.randn(4, 8, generator=torch.manual_seed(0)), dim=1)
-    >>> loss = scbd.nn.supervised_contrastive_loss(z, gene)  # counts nothing again
+    >>> loss = scbd.nn.supervised_contrastive_loss(z, gene)  # groups are not counted again
     """
 
     def __init__(self, labels: Tensor) -> None:
-        labels = labels.long()  # pandas stores few categories as int8, in which codes of pairs would overflow
-        # counting makes the processor wait for the device
+        # categories from pandas may be int8, in which codes of pairs of labels (pair_codes) would overflow
+        labels = labels.long()
+        # on a GPU, this call makes the CPU wait for the GPU: groups are therefore computed only once
         _, self._index, counts = torch.unique(labels, return_inverse=True, return_counts=True)
         self._n_groups = len(counts)
         self._crossed: tuple[Groups, Groups] | None = None
@@ -46,43 +47,48 @@ class Groups:
 
     @classmethod
     def of(cls, labels: Tensor | Groups) -> Groups:
-        """Return ``labels`` themselves if they are groups already, otherwise compute their groups."""
+        """Return the groups of cells with the same label, or ``labels`` unmodified if they are groups already."""
         return labels if isinstance(labels, Groups) else cls(labels)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def cross(self, others: Groups) -> Groups:
-        """Return the groups of cells that share this label and the label of ``others``.
+        """Return the groups of cells that have both the same label in this object and the same label in ``others``.
 
-        The result is cached, since several losses use the same pair of labels.
+        These may be the cells with the same perturbation in the same environment. The result is cached, since several
+        losses use the same pair of labels.
         """
         if self._crossed is None or self._crossed[0] is not others:
             self._crossed = others, Groups(pair_codes(self.labels, others.labels))
         return self._crossed[1]
 
     def table(self, others: Groups) -> Tensor:
-        """Count the cells with each pair of labels, ``(labels, labels of others)``, in the order of codes."""
+        """Count the cells with each combination of a label of this object (rows) and a label of ``others`` (columns).
+
+        Rows and columns are in ascending order of the labels.
+        """
         size = self._n_groups * others._n_groups
         counts = torch.bincount(self._index * others._n_groups + others._index, minlength=size)
         return counts.view(self._n_groups, others._n_groups)
 
     def average_over_sets(self, values: Tensor, size: int) -> tuple[Tensor, Groups]:
-        """Average ``values (B, D)`` over sets of cells with the same label.
+        """Average ``values (B, D)`` over sets of cells; all cells of a set have the same label.
 
-        A label with ``n`` cells is divided into ``n // size`` sets, but into at least two sets if it has two or more
-        cells. The cells of a label are divided evenly over its sets, in the order of the batch.
+        The ``n`` cells of a label are divided into ``n // size`` sets, but into at least two sets if the label has two
+        or more cells. The sets of a label have equal numbers of cells, or differ by one cell. Cells are assigned to
+        sets in the order of the batch.
 
         Parameters
         ----------
         values
-            Values of cells, ``(B, D)``.
+            Values of the cells, such as their embeddings, ``(B, D)``.
         size
             Intended number of cells per set.
 
         Returns
         -------
-        Means of the ``S`` sets, ``(S, D)``, and the groups of the sets' labels.
+        Mean of each of the ``S`` sets, ``(S, D)``, and the groups of the labels of the sets.
         """
         counts = torch.bincount(self._index)
         n_sets = torch.maximum(counts // size, counts.clamp(max=2))
@@ -96,17 +102,26 @@ class Groups:
         return sums.index_add(0, of_set, values) / torch.bincount(of_set)[:, None], Groups(labels)
 
     def first(self, values: Tensor) -> Tensor:
-        """Return one row per label, ``(labels, D)``, of ``values (B, D)`` that are equal within a label."""
+        """Return one row of ``values (B, D)`` per label, ``(labels, D)``.
+
+        All cells of a label must have the same values.
+        """
         empty = torch.zeros(self._n_groups, values.shape[1], dtype=values.dtype, device=values.device)
         return empty.index_copy(0, self._index, values)
 
     def sums(self, values: Tensor) -> Tensor:
-        """Sum ``values (B, D)`` over all cells with a cell's label, including the cell itself, ``(B, D)``."""
+        """Return, for each cell, the sum of ``values (B, D)`` over all cells with its label, ``(B, D)``.
+
+        The sum includes the cell itself.
+        """
         empty = torch.zeros(self._n_groups, values.shape[1], dtype=values.dtype, device=values.device)
         return empty.index_add(0, self._index, values).index_select(0, self._index)
 
 
 def pair_codes(labels: Tensor, environments: Tensor) -> Tensor:
-    """Return an integer code for each pair of a label, int64 ``(B,)``, and an environment, int64 ``(B,)``."""
+    """Return one integer per cell, ``(B,)``, that identifies the combination of its label and its environment.
+
+    ``labels`` and ``environments`` are int64, ``(B,)``.
+    """
     environments = environments - environments.min()
     return labels * (environments.max() + 1) + environments

@@ -1,4 +1,4 @@
-"""Preprocessing of images on the device: intensity scale, standardisation, resizing, flips and rotations."""
+"""Preprocessing of images on the device: resizing, intensity transform, standardisation, flips and rotations."""
 
 from __future__ import annotations
 
@@ -20,36 +20,42 @@ if TYPE_CHECKING:
 
 Intensity = Literal["auto", "scale", "arcsinh", "none"]
 
-# number of values of a uint16
+# number of values that the dtype uint16 can represent
 _N_UINT16 = 2**16
-# largest standard deviation of a constant channel due to rounding, relative to the root mean square of its values
+# largest standard deviation of a constant channel that can be due to rounding, relative to the root mean square of the
+# channel's values
 _RELATIVE_SD_TOLERANCE = 1e-6
 
 
 class Preprocess(nn.Module):
     r"""Preprocessing of images: conversion to float, resizing, intensity transform and standardisation.
 
-    Optionally, images are augmented in training by flips and rotations by right angles.
+    Optionally, images are augmented during training by flips and by rotations by multiples of 90 degrees.
 
     Parameters
     ----------
     image_shape
-        ``(C, H, W)`` of the images as stored.
+        Shape ``(C, H, W)`` of the images as stored.
     dtype
-        Name of their NumPy dtype, for example ``"uint8"``.
+        Name of the NumPy dtype of the images as stored, for example ``"uint8"``.
     image_size
-        Side of the resized images in pixels (bilinear, antialiased). Images that are not square require a pair
-        ``(height, width)``, which may stretch them. By default (`None`) images are not resized.
+        Side of the resized images in pixels (bilinear interpolation with antialiasing). Images that are not square
+        require a pair ``(height, width)``, which may change their aspect ratio. By default (`None`) images are not
+        resized.
     intensity
+        Transform of the values of pixels:
+
         - ``"scale"`` divides integers by the largest value of their dtype.
         - ``"arcsinh"`` computes :math:`\operatorname{arcsinh}(x)`, which compresses the long tail of fluorescence
           counts (paper, appendix A).
-        - ``"none"`` does not change values.
-        - ``"auto"`` (default) is ``"arcsinh"`` for uint16, ``"scale"`` for uint8 and ``"none"`` for floats.
+        - ``"none"`` does not change the values.
+        - ``"auto"`` (default) is ``"arcsinh"`` for uint16, ``"scale"`` for uint8 and ``"none"`` for floating-point
+          numbers.
     standardize
         Whether to subtract each channel's mean and divide by its standard deviation. Both are estimated by :meth:`fit`.
     augment
-        Whether to put each image into a random one of its eight orientations in training (four if it is not square).
+        Whether to augment images during training. Each image is flipped and rotated at random into one of its eight
+        orientations, or one of four if images are not square.
 
     Attributes
     ----------
@@ -93,7 +99,9 @@ class Preprocess(nn.Module):
         self.register_buffer("mean", torch.zeros(channels, 1, 1))
         self.register_buffer("sd", torch.ones(channels, 1, 1))
         self.register_buffer("fitted", torch.tensor(not standardize))
-        self._table: tuple[Tensor, Tensor] | None = None  # mean and sd, and the outputs for all uint16 values
+        # look-up table of the outputs for all uint16 values of each channel, and the mean and sd for which it was
+        # computed
+        self._table: tuple[Tensor, Tensor] | None = None
         self.environments: EnvironmentScaling | None = None
 
     mean: Tensor
@@ -101,14 +109,14 @@ class Preprocess(nn.Module):
     fitted: Tensor
 
     def fit(self, batches: Iterable[Tensor], controls: np.ndarray | None = None) -> None:
-        """Estimate each channel's mean and standard deviation over all pixels of batches of stored images.
+        """Estimate the mean and standard deviation of each channel over all pixels of all images.
 
         Parameters
         ----------
         batches
             Batches of images as stored, ``(B, C, H, W)`` each.
         controls
-            Not used. A channel is scaled by all images, whether they are controls or not.
+            Not used: a channel is standardised by all images, whether they show controls or not.
 
         Raises
         ------
@@ -132,25 +140,27 @@ class Preprocess(nn.Module):
             raise ValueError(msg)
         mean = total / n
         sd = (squares / n - mean.square()).clamp(min=0).sqrt()
-        # a constant channel, whose sd is only rounding error, becomes zero instead of amplified noise
+        # the sd of a constant channel is only rounding error; it is replaced by 1, so that the channel becomes zero
+        # instead of amplified noise
         sd = torch.where(sd > _RELATIVE_SD_TOLERANCE * (squares / n).sqrt(), sd, 1.0)
         self.mean.copy_(mean[:, None, None])
         self.sd.copy_(sd[:, None, None])
         self.fitted.fill_(True)
 
     def forward(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Preprocess stored images ``(B, C, H, W)`` of any dtype.
+        """Resize, transform and standardise images ``(B, C, H, W)`` as stored, and augment them during training.
 
         Parameters
         ----------
         images
-            Images as stored.
+            Images as stored, of any dtype.
         generator
-            Random generator (on the CPU) for the orientations. Without it, images are not augmented.
+            Random generator (on the CPU) for the orientations of augmented images. Without it, images are not
+            augmented.
 
         Returns
         -------
-        Images of shape ``(B, C, *output_shape[1:])``, float32, channels last in memory.
+        Preprocessed images, ``(B, C, *output_shape[1:])``, float32, in the channels-last memory layout.
         """
         images = self.scaled_inputs(images)
         if self.augment and self.training and generator is not None:
@@ -158,29 +168,35 @@ class Preprocess(nn.Module):
         return images.contiguous(memory_format=torch.channels_last)
 
     def within(self, prepared: Tensor, images: Tensor, environments: EnvironmentScaling, codes: Tensor) -> Tensor:
-        """Standardise preprocessed images ``(B, C, H, W)`` per environment, given codes ``(B, K)``.
+        """Standardise preprocessed images ``(B, C, H, W)`` per environment, given codes of environments ``(B, K)``.
 
-        ``images``, the images as stored, are not used. They are an argument because :meth:`FeatureScaling.within` uses
-        stored features.
+        The argument ``images``, the images as stored, is not used. It exists because :meth:`FeatureScaling.within`,
+        which is called in the same way, uses the features as stored.
         """
         return environments(prepared, codes)
 
     def measured(self, images: Tensor) -> Tensor:
-        """Return stored images ``(B, C, H, W)`` in the units of :meth:`intensities`, without augmentation; float32."""
+        """Preprocess images ``(B, C, H, W)`` as stored, without standardisation and without augmentation; float32.
+
+        The result has the units of :meth:`intensities`.
+        """
         return self.intensities(self.scaled_inputs(images))
 
     def intensities(self, images: Tensor) -> Tensor:
-        """Undo the standardisation of preprocessed images ``(B, C, H, W)``; the intensity transform is not undone."""
+        """Undo the standardisation of preprocessed images ``(B, C, H, W)``.
+
+        The result is in units of transformed intensities: the intensity transform (such as arcsinh) is not undone.
+        """
         return images * self.sd + self.mean if self.standardize else images
 
     def scaled(self, intensities: Tensor) -> Tensor:
-        """Standardise intensities ``(B, C, H, W)`` as returned by :meth:`intensities`."""
+        """Standardise images ``(B, C, H, W)`` whose standardisation was undone by :meth:`intensities`."""
         return self._standardized(intensities.clone())
 
     def scaled_inputs(self, images: Tensor) -> Tensor:
-        """Preprocess stored images as :meth:`forward` does, but without augmentation.
+        """Preprocess images as stored like :meth:`forward`, but without augmentation.
 
-        The statistics of environments are estimated from these images.
+        The statistics of environments are estimated from the resulting images.
         """
         return (
             self._transform_with_table(images)
@@ -192,15 +208,18 @@ class Preprocess(nn.Module):
         return images.sub_(self.mean).div_(self.sd) if self.standardize else images
 
     def _is_table_faster(self, images: Tensor) -> bool:
-        """Return whether a look-up table of all values of each channel is faster: on a CPU, arcsinh is slow."""
+        """Return whether preprocessing is faster with a look-up table of all values of each channel.
+
+        This is the case for many uint16 pixels on a CPU, where computing arcsinh is slow, unless images are resized.
+        """
         resized = images.shape[-2:] != self.output_shape[1:]
         slow = self.intensity == "arcsinh" and images.dtype == torch.uint16 and images.device.type == "cpu"
         return slow and not resized and images.numel() > len(self.mean) * _N_UINT16
 
     def _transform_with_table(self, images: Tensor) -> Tensor:
-        """Preprocess images with a look-up table of all 65,536 values of each channel.
+        """Preprocess uint16 images with a look-up table of the outputs for all 65,536 values of each channel.
 
-        The result is the same as without the table.
+        The result is the same as that of the computation without a table.
         """
         statistics = torch.cat([self.mean, self.sd])
         if self._table is None or not torch.equal(self._table[0], statistics):
@@ -212,9 +231,9 @@ class Preprocess(nn.Module):
         return self._table[1].index_select(0, pixels.view(-1)).view(pixels.shape).permute(0, 3, 1, 2)
 
     def _transform(self, images: Tensor) -> Tensor:
-        """Return a resized float32 copy of the images, with transformed intensities.
+        """Return a float32 copy of the images, resized and with transformed intensities, but not standardised.
 
-        The operations work in place on this copy to save memory. The caller may change it in place as well.
+        To save memory, the operations change this copy in place. The caller may change the copy in place as well.
         """
         images = images.to(torch.float32, memory_format=torch.channels_last, copy=True)
         if self.image_size is not None and images.shape[-2:] != self.output_shape[1:]:
@@ -227,12 +246,16 @@ class Preprocess(nn.Module):
 
 
 def random_orientation(images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Put each image of a batch ``(B, C, H, W)`` into a random one of its eight orientations (four if not square)."""
+    """Flip and rotate each image of a batch ``(B, C, H, W)`` at random into one of its eight orientations.
+
+    Images that are not square have four orientations.
+    """
     choice = torch.rand(3, len(images), generator=generator).lt(0.5)
     if images.shape[-1] != images.shape[-2]:
         choice[2] = False
     turned = torch.empty_like(images)
-    # each image is copied only once; flipping the whole batch for each choice would take three times as long
+    # images with the same orientation are processed together, so that each image is copied only once; flipping the
+    # whole batch for each of the three random choices would take three times as long
     for orientation in itertools.product((False, True), repeat=3):
         rows = (choice == torch.tensor(orientation)[:, None]).all(0).nonzero()[:, 0].to(images.device)
         if not len(rows):

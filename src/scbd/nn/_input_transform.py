@@ -1,4 +1,4 @@
-"""Linear transforms of features before the encoder: whitening and discriminant axes, estimated from training cells."""
+"""Linear maps of features before the encoder, estimated from training cells: whitening and discriminant axes."""
 
 from __future__ import annotations
 
@@ -24,63 +24,66 @@ if TYPE_CHECKING:
 
 Whitening = Literal["within", "controls", "lda", "plda"]
 
-# shrinkage of the covariance of label means towards a multiple of the identity, since a few hundred labels are too few
-# to estimate the covariance in a thousand directions
+# weight with which the covariance of label means is shrunk towards a multiple of the identity, since a few hundred
+# labels are too few to estimate this covariance in a thousand directions
 _SHRINKAGE = 0.1
-# variance between labels, in units of the variance within labels, below which label means differ only by rounding
+# variance of label means, in units of the variance within labels, below which label means differ only by rounding
 _BETWEEN_VARIANCE_TOLERANCE = 1e-9
 
 
 class InputTransform(nn.Module):
-    r"""Linear map of scaled features, fitted to training rows before the first step and saved with the network.
+    r"""Linear map of scaled features, fitted to training cells before training starts and saved with the network.
 
-    Let :math:`S_w` be the covariance of cells around the mean of their label. The map is one of
+    Let :math:`S_w` be the covariance of cells around the mean of their label. The argument ``kind`` selects one of four
+    maps:
 
     ``"within"``
-        :math:`(S_w + \gamma S_p + \lambda I)^{-1/2}`, up to a rotation (within-class covariance normalisation).
-        Variation that does not depend on labels then has the same variance in all directions. :math:`S_p` is the
-        covariance of the means of controls at each plate position. It is used if controls and positions are given. If
-        all plates have the same layout, each perturbation always has the same position, and an effect of the position
-        looks like an effect of the perturbation.
+        :math:`(S_w + \gamma S_p + \lambda I)^{-1/2}`, up to a rotation (within-class covariance normalisation). After
+        this map, variation that does not depend on labels has the same variance in all directions. :math:`S_p` is the
+        covariance of the means of controls at each plate position. It is used if controls and positions are given.
+        Positions matter if all plates have the same layout: each perturbation then always has the same position, and an
+        effect of the position looks like an effect of the perturbation.
     ``"controls"``
         :math:`(S_0 + \lambda I)^{-1/2}`, up to a rotation, with :math:`S_0` the covariance of the controls (sphering).
     ``"lda"``
-        After ``"within"``, the directions in which the means of labels differ most, scaled equally (linear discriminant
-        analysis with shrinkage). With L labels there are L - 1 directions. Further components are 0.
+        The map ``"within"``, followed by a projection on the directions in which the means of labels differ most, all
+        with the same scale (linear discriminant analysis with shrinkage). With L labels there are L - 1 such
+        directions. All further components of the output are 0.
     ``"plda"``
-        The same, each direction multiplied by :math:`b / (b + 1 / n)` (probabilistic linear discriminant analysis).
-        :math:`b` is the variance between labels in this direction, and :math:`n` is the median number of rows per
-        label. The factor is the proportion of the variance of a profile, the mean of n rows, that is due to labels. The
+        The map ``"within"``, followed by a projection on the same directions as in ``"lda"``, each multiplied by
+        :math:`b / (b + 1 / n)` (probabilistic linear discriminant analysis). Here :math:`b` is the variance between
+        labels in a direction, and :math:`n` is the median number of cells per label. If a profile is the mean of n
+        cells of a label, this factor is the proportion of the variance of profiles that is due to labels. Finally the
         axes are rotated by a fixed random rotation, so that scaling each axis (as probes and ``scanpy.pp.scale`` do)
         does not undo the weighting.
 
-    The mean of the controls is mapped to 0 if controls are given, otherwise the mean of all cells. If the means of all
-    labels are equal, there are no discriminants, and ``"lda"`` and ``"plda"`` do the same as ``"within"``. An example
-    is plates as labels, after each plate was standardised.
+    If controls are given, the mean of the controls is mapped to 0, otherwise the mean of all cells. If the means of all
+    labels are equal, there are no directions in which they differ, and ``"lda"`` and ``"plda"`` are the same map as
+    ``"within"``. This is the case, for example, if plates are the labels and each plate was standardised before.
 
     Parameters
     ----------
     n_features
         Number of features ``F``.
     kind
-        The form of the map, see above.
+        The kind of map: ``"within"``, ``"controls"``, ``"lda"`` or ``"plda"``, see above.
     n_components
-        Number of output dimensions ``K``, at most ``F``. The directions with the largest variance are kept, for the
-        discriminants those with the largest variance between labels. Default: ``F``.
+        Number of output dimensions ``K``, at most ``F``. The directions with the largest variance are kept; for
+        ``"lda"`` and ``"plda"``, the directions with the largest variance between labels. Default: ``F``.
     regularization
-        :math:`\lambda`, in units of the variance of the scaled features.
+        :math:`\lambda`, the variance that is added in all directions, in units of the variance of the scaled features.
     position_weight
-        :math:`\gamma`, the weight of the covariance between positions.
+        :math:`\gamma`, the weight of the covariance :math:`S_p` between plate positions.
 
     Attributes
     ----------
     matrix, offset
-        Buffers ``(F, K)`` and ``(K,)``. The output is ``features @ matrix + offset``.
+        Matrix ``(F, K)`` and offset ``(K,)`` of the map, buffers. The output is ``features @ matrix + offset``.
 
     Raises
     ------
     ValueError
-        If ``kind`` is unknown, or a number is out of range.
+        If ``kind`` is unknown, or a numerical argument is out of range.
 
     References
     ----------
@@ -136,30 +139,32 @@ class InputTransform(nn.Module):
         controls: np.ndarray | None = None,
         positions: np.ndarray | None = None,
     ) -> None:
-        """Fit the map to training rows.
+        """Estimate the matrix and the offset of the map from training cells.
 
         Parameters
         ----------
         features
-            Scaled features of training rows, ``(N, F)``.
+            Scaled features of the training cells, ``(N, F)``.
         labels
-            Label of each row, ``(N,)``.
+            Label of each cell, ``(N,)``.
         controls
-            Which rows are controls, boolean ``(N,)``.
+            Which cells are controls, boolean ``(N,)``. Required for ``"controls"``, otherwise optional.
         positions
-            Plate position of each row, ``(N,)``.
+            Plate position of each cell, ``(N,)``. Used together with ``controls`` for the covariance :math:`S_p`;
+            optional.
 
         Raises
         ------
         ValueError
-            If no label has two rows (unless ``kind`` is ``"controls"``), if all rows have one label (``"lda"`` and
+            If no label has two cells (unless ``kind`` is ``"controls"``), if all cells have one label (``"lda"`` and
             ``"plda"``), if there are fewer than two controls (``"controls"``), or if ``regularization`` is 0 and the
             covariance has no inverse.
         """
         basis = span_of_rows(features, self.output_shape[0])
         if basis is None:
             matrix = self._matrix(features, labels, controls, positions)
-        else:  # far fewer rows than features: the same map, fitted in the span of the rows, which is faster
+        else:
+            # with far fewer cells than features, the same map is computed faster in the space that the cells span
             centred = features - features.mean(0, dtype=np.float64)
             matrix = basis @ self._matrix(centred @ basis, labels, controls, positions)
         known = controls is not None and controls.any()
@@ -169,7 +174,7 @@ class InputTransform(nn.Module):
         self.fitted.fill_(True)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Map features ``(B, F)`` to ``(B, K)``."""
+        """Apply the map to scaled features ``(B, F)``, which gives ``(B, K)``."""
         return features @ self.matrix + self.offset
 
     def _matrix(
@@ -179,33 +184,36 @@ class InputTransform(nn.Module):
         controls: np.ndarray | None,
         positions: np.ndarray | None,
     ) -> np.ndarray:
-        """Compute the matrix ``(D, K)`` of the map for features ``(N, D)``.
+        """Compute the matrix ``(D, K)`` of the map for features ``(N, D)`` of training cells.
 
-        ``D`` is the number of features, or the number of coordinates in the span of few rows.
+        ``D`` is the number of features. If there are far fewer cells than features, ``D`` is the dimension of the space
+        that the cells span, and ``features`` are coordinates in this space.
         """
         spread = self._spread(features, labels, controls, positions)
         matrix = whitening_matrix(spread, self.regularization)
         n_components = self.output_shape[0]
         between = self._between(features, labels, matrix)
         if between is not None:
-            # number of rows per profile (profile: mean of the rows of a label)
+            # number of cells per profile, where a profile is the mean of all cells of a label
             rows = float(np.median(np.unique(labels, return_counts=True)[1])) if self.kind == "plda" else None
             matrix = matrix @ discriminant_axes(
                 between, shrinkage=_SHRINKAGE, n_components=n_components, rows=rows, n_features=len(self.matrix)
             )
-            if rows is None:  # L labels differ in L - 1 directions: further ones are arbitrary
+            if rows is None:  # means of L labels differ in L - 1 directions; further directions are arbitrary
                 matrix[:, len(np.unique(labels)) - 1 :] = 0
-            else:  # with rotated axes, scaling each axis does not undo the weights
+            else:  # after a rotation, scaling each axis does not undo the weights of the directions
                 matrix = matrix @ random_rotation(n_components)
         elif n_components < len(self.matrix):
-            # directions with the largest variance of whitened cells, where variance exceeds that within labels
+            # the kept directions are those in which the whitened cells have the largest variance; it is large where the
+            # variance of all cells exceeds the variance within labels
             matrix = matrix @ discriminant_axes(matrix.T @ covariance(features) @ matrix, n_components=n_components)
         return matrix
 
     def _between(self, features: np.ndarray, labels: np.ndarray, matrix: np.ndarray) -> np.ndarray | None:
-        """Compute the covariance of the whitened means of labels, ``(D, D)``.
+        """Compute the covariance of the means of labels after whitening by ``matrix``, ``(D, D)``.
 
-        The result is `None` if ``kind`` has no discriminants, or if all labels have the same mean.
+        The result is `None` if it is not needed (``kind`` is neither ``"lda"`` nor ``"plda"``), or if all labels have
+        the same mean.
         """
         if self.kind not in ("lda", "plda"):
             return None
@@ -219,7 +227,11 @@ class InputTransform(nn.Module):
     def _spread(
         self, features: np.ndarray, labels: np.ndarray, controls: np.ndarray | None, positions: np.ndarray | None
     ) -> np.ndarray:
-        """Compute the covariance of variation that does not depend on labels, ``(D, D)``."""
+        """Compute the covariance that whitening equalises, ``(D, D)``: variation that does not depend on labels.
+
+        It is the covariance of the controls for ``"controls"``, otherwise the covariance within labels. The covariance
+        of the means of controls between plate positions is added to the latter if positions are given.
+        """
         if self.kind == "controls":
             if controls is None or controls.sum() < 2:
                 msg = (

@@ -1,4 +1,8 @@
-"""Log-sum-exp over the Gram matrix of embeddings, tile by tile, with memory linear in the batch size."""
+"""Log-sum-exp over the rows of the Gram matrix of embeddings, with memory linear in the batch size.
+
+The Gram matrix, which holds the similarities of all pairs of cells, is computed tile by tile and never stored as a
+whole.
+"""
 
 from __future__ import annotations
 
@@ -11,38 +15,43 @@ from torch.autograd.function import once_differentiable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# (rows, columns) of a tile of the Gram matrix, by device: on a CPU, a tile that fits into a core's cache
+# number of rows and columns of a tile of the Gram matrix on a CPU: a tile fits into the cache of a core
 _TILE_SHAPE_BY_DEVICE = {"cpu": (128, 2048)}
-# … on other devices a large tile, since launching a kernel takes longer than computing a small tile
+# number of rows and columns of a tile of the Gram matrix on other devices, such as GPUs: tiles are large, since
+# launching a kernel takes longer than computing a small tile
 _DEFAULT_TILE_SHAPE = (2048, 8192)
-# memory, in bytes, for exponentials that are kept for the backward pass instead of being recomputed; enough for most of
-# the upper triangle of the Gram matrix at a batch size of 2,048
+# memory, in bytes, for exponentials that are kept for the backward pass instead of being recomputed; it suffices for
+# most of the upper triangle of the Gram matrix at a batch size of 2,048
 _CACHED_EXPONENTIALS_BYTES = 7 * 2**20
-# largest 1/temperature in float32, which represents exp(±40) and sums of it; float64 is used for lower temperatures
+# largest inverse temperature for which float32 is used; float32 can represent the exponentials, up to exp(40) and down
+# to exp(-40), and sums of them; for lower temperatures, float64 is used
 _MAX_FLOAT32_INVERSE_TEMPERATURE = 40.0
-# lowest temperature: ratios of two exponentials, up to exp(2/temperature), overflow float64 below it
+# lower limit of the temperature; below it, the ratio of two exponentials, at most exp(2/temperature), overflows in
+# float64
 MIN_TEMPERATURE = 1 / 350
 
 
 def log_sum_exp(z: Tensor, temperature: float, labels: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Compute the log-sum-exp of each anchor's logits over all other cells, or separately by label.
+    """Compute, for each cell (the anchor), the log-sum-exp of its similarities to all other cells of the batch.
 
-    Memory is O(B·D) plus a constant amount for exponentials, whatever the batch size.
+    The similarity of two cells is ``z_i · z_j / temperature``. If labels are given, cells with the anchor's label and
+    cells with other labels are summed separately.
+
+    Memory is O(B·D), plus a constant amount for exponentials that does not depend on the batch size B.
 
     Parameters
     ----------
     z
         Embeddings of unit length, float32 or float64 ``(B, D)``.
     temperature
-        Scale of the logits, at least ``MIN_TEMPERATURE``.
+        Temperature by which similarities are divided, at least ``MIN_TEMPERATURE``.
     labels
-        Integer labels ``(B,)``. If given, the sum over cells with the anchor's label and the sum over cells with other
-        labels are computed separately.
+        Integer label of each cell, ``(B,)``. By default, one sum over all other cells is computed.
 
     Returns
     -------
-    Without labels, one tensor ``(B,)``. With labels, two tensors ``(B,)``: over cells with the same label, and over
-    cells with other labels. An empty sum gives −inf.
+    Without labels, a tuple of one tensor ``(B,)``. With labels, two tensors ``(B,)``: the log-sum-exp over cells with
+    the anchor's label, and over cells with other labels. A sum without cells gives −inf.
     """
     if z.dtype == torch.float32 and 1 / temperature > _MAX_FLOAT32_INVERSE_TEMPERATURE:
         return tuple(part.float() for part in _LogSumExp.apply(z.double(), temperature, labels))
@@ -74,7 +83,8 @@ class _LogSumExp(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         z, sums, labels = ctx.saved_tensors
-        # the sum of an anchor without partners is empty, and its gradient is zero
+        # the sum of an anchor without partners is 0; the lower bound avoids a division by 0, and the anchor's gradient
+        # is zero
         weights = torch.stack(gradients) / sums.clamp(min=torch.finfo(z.dtype).tiny)
         scaled = z / ctx.temperature
         kept = iter(ctx.kept)
@@ -94,10 +104,11 @@ class _LogSumExp(torch.autograd.Function):
 
 
 def _tiles(z: Tensor) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield the rows and columns of each tile on or above the diagonal of the Gram matrix.
+    """Yield slices of the rows and of the columns of each tile on or above the diagonal of the Gram matrix.
 
-    The third slice selects the columns of the tile that are not also among its rows. The mirrored tile below the
-    diagonal holds these columns only.
+    The Gram matrix is symmetric, so that tiles below the diagonal are not needed. A third slice selects the columns of
+    a tile that are not among its rows. Each entry in these columns also represents its mirror image below the diagonal,
+    which no tile contains.
     """
     n = len(z)
     height, width = _TILE_SHAPE_BY_DEVICE.get(z.device.type, _DEFAULT_TILE_SHAPE)
@@ -109,13 +120,19 @@ def _tiles(z: Tensor) -> Iterator[tuple[slice, slice, slice]]:
 
 
 def _exponentials(scaled: Tensor, z: Tensor, rows: slice, columns: slice) -> Tensor:
-    """Compute ``exp(z_i · z_j / temperature)`` in a tile, with zero on the diagonal of the Gram matrix."""
+    """Compute ``exp(z_i · z_j / temperature)`` for one tile; entries on the diagonal of the Gram matrix are set to 0.
+
+    ``scaled`` is ``z / temperature``. ``rows`` and ``columns`` select the cells of the tile.
+    """
     tile = torch.mm(scaled[rows], z[columns].T).exp_()
     return tile.fill_diagonal_(0) if rows.start == columns.start else tile
 
 
 def _split_by_label(tile: Tensor, labels: Tensor | None, rows: slice, columns: slice) -> tuple[Tensor, ...]:
-    """Return the tile itself, or with labels its entries within labels and its entries between labels."""
+    """Return the tile, or with labels two tiles: the pairs of cells with the same label, and the other pairs.
+
+    In each of the two tiles, all other entries are 0.
+    """
     if labels is None:
         return (tile,)
     same = labels[rows, None] == labels[columns]

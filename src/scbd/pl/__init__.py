@@ -1,4 +1,7 @@
-"""Plots of training, embeddings, scores and pictures. They return matplotlib Axes, and never call ``plt.show``."""
+"""Plots of training curves, embeddings, scores of embeddings, and images of cells.
+
+All functions return the matplotlib Axes that they have drawn on, and never call ``plt.show``.
+"""
 
 from scbd.pl._history import history
 from scbd.pl._images import cells, counterfactuals, traverse

@@ -1,4 +1,4 @@
-"""Plot of training curves."""
+"""Plot of the training curves of a model: losses and diagnostics by training step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SUPERVISED_NAME = "{}_supervised_c"
-# normalised supervised information, drawn in place of these losses because it is comparable between batch sizes
+# Names in the history of the normalised supervised information, and of the supervised losses in place of which it is
+# drawn. The information can be compared between batch sizes; the losses cannot.
 _INFORMATION_NAMES = {"{}_learned_c": _SUPERVISED_NAME, "{}_learned_s": "{}_supervised_s"}
 _INVARIANCE = "{}_invariance_c"
-# logged only with the form of invariance whose unit is the standard error
+# Name of a curve that the history contains only if the invariance loss is in standard errors, as with the form
+# "variance". The curve itself is not drawn.
 _IN_STANDARD_ERRORS = "{}_environment_c"
-_CHANCE = (-2, 2)  # standard errors
-# title of each panel, by the name of its curves in the history; the panels are drawn in this order
+# range of the invariance loss that is expected by chance, in standard errors; drawn as a shaded band
+_CHANCE = (-2, 2)
+# Titles of the panels, by the name of the curves in the history; "{}" stands for "train" or "validation". Panels are
+# drawn in this order.
 _PANELS = {
     "{}_learned_c": "supervised information of z_c (0: collapsed, 1: all)",
     "{}_learned_s": "supervised information of z_s (0: collapsed, 1: all)",
@@ -37,9 +41,10 @@ _STAGE_STYLES: dict[str, dict[str, Any]] = {
     "train": {"lw": 1, "color": "#56B4E9"},
     "validation": {"marker": "o", "ms": 3, "color": "k"},
 }
-# marker for curves of a single step, which have no line
+# marker with which a curve is drawn if it has values for a single step only, because a line needs two
 _POINT = {"marker": "o", "ms": 3}
-_TITLE_WIDTH = 23  # characters
+# maximum number of characters per line in the title of a panel
+_TITLE_WIDTH = 23
 _HEALTH_TITLES = {"z_c_spread": "total variance of z_c (0: collapsed)", "z_c_effective_rank": "effective rank of z_c"}
 
 
@@ -49,27 +54,31 @@ class _Curve(NamedTuple):
 
 
 def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None = None) -> np.ndarray:
-    """Draw training and validation curves by step, and measures of a collapse of z_c.
+    """Draw training and validation curves by step, and two diagnostics of a collapse of z_c.
+
+    An embedding is collapsed if all cells lie at one point. The diagnostics are the total variance and the effective
+    rank of z_c.
 
     Contrastive losses grow with the logarithm of the batch size, and validation batches are often smaller than training
-    batches. The validation loss is then lower than the training loss, regardless of the fit. Therefore, comparable
-    values are drawn if the history has them:
+    batches. The validation loss is then lower than the training loss, whether or not the model fits. Therefore, values
+    that can be compared between training and validation are drawn if the history has them:
 
     - In place of the supervised losses, normalised supervised information. It is 0 for a collapsed embedding, 1 if all
       labels are distinguished, and below 0 for an embedding that is worse than a collapsed one.
-    - In place of the total loss, its difference to the last step.
+    - In place of the total loss, its difference from its value at the last step.
 
-    The model has overfitted if validation cells have much less information than training cells, or if their total loss
-    was lower before the end.
+    The model has overfitted if the information is much lower on validation cells than on training cells, or if the
+    total validation loss was lower before the end.
 
     The default form of the invariance loss, ``"variance"``, measures how much more environments differ than by chance,
-    in standard errors. The range of chance, from -2 to 2, is shaded. Values far below -2 are not a problem:
-    environments then differ less than by chance, for example because each was standardised by all of its cells.
+    in standard errors. The range that is expected by chance, from -2 to 2, is shaded. Values far below -2 are not a
+    problem: environments then differ less than by chance, for example because each environment was standardised by all
+    of its cells.
 
     Parameters
     ----------
     history
-        ``model.history``: one frame per metric, indexed by step.
+        ``model.history``: one data frame per metric, indexed by step.
     ceiling
         Supervised loss of a collapsed embedding, ``model.health["ceiling"]``: the logarithm of the batch size in
         validation (in training, if there was no validation). It is drawn as a line only if the history lacks normalised
@@ -82,7 +91,7 @@ def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None
     Raises
     ------
     ValueError
-        If the history is empty, as before training.
+        If the history is empty, because the model was not trained yet.
 
     Examples
     --------
@@ -128,12 +137,13 @@ def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None
         legend["validation"], *_ = ax.plot(curve.steps, curve.values, **_STAGE_STYLES["validation"])
         ax.set_title(wrap_name(_HEALTH_TITLES[name], _TITLE_WIDTH), fontsize="small")
         ax.set(xlabel="step", ylim=(0, None))
-    # the legend is below the panels, because within a panel it would cover a curve
+    # The legend is drawn below the panels, because it would cover curves within a panel.
     order = sorted(legend, key=lambda label: label not in _STAGE_STYLES)
     handles = [legend[label] for label in order]
     figure.legend(handles, order, frameon=False, fontsize="small", loc="outside lower center", ncols=2)
     for ax in axes.flat:
-        ax.locator_params(axis="x", nbins=3)  # few ticks, because step numbers of long runs are wide
+        # The horizontal axis has few ticks, because the large step numbers of long trainings would overlap.
+        ax.locator_params(axis="x", nbins=3)
         ax.tick_params(labelsize="small")
     for ax in list(axes.flat)[n:]:
         ax.set_axis_off()
@@ -145,7 +155,7 @@ def _curve(frame: pd.DataFrame) -> _Curve:
 
 
 def _subtract_last(curve: _Curve) -> _Curve:
-    """Subtract the last finite value of a curve from all of its values."""
+    """Subtract the last finite value of a curve from all its values, so that the curve ends at 0."""
     finite = curve.values[np.isfinite(curve.values)]
     return curve._replace(values=curve.values - finite[-1]) if len(finite) else curve
 

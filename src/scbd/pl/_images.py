@@ -1,4 +1,4 @@
-"""Pictures of cells: originals, cells with one block of another cell, and cells that move to another perturbation."""
+"""Pictures of cells: images of cells, and images predicted by the decoder of a model after changes of z_c or z_s."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from matplotlib.axes import Axes
 
-# percentiles of the pixels that are drawn black and white
+# _DARKEST, _BRIGHTEST: percentiles of the pixel values of a channel that are drawn as black and as full brightness
 _DARKEST, _BRIGHTEST = 0.5, 99.5
-# default number of cells, which fit the width of a page and are still visible on a phone
+# default number of cells that are drawn; six fit the width of a page and are still large enough on a phone
 _N_CELLS_SHOWN = 6
-# maximum number of characters per line of a title above a picture or a label to the left of it
+# maximum number of characters per line of the text above an image or to its left
 _TITLE_WIDTH = 12
 
 
@@ -32,14 +32,15 @@ def cells(
     image_key: str = IMAGE_KEY,
     seed: int = 0,
 ) -> np.ndarray:
-    """Draw images of cells.
+    """Draw images of cells, one cell per column of panels.
 
-    Images with three channels are drawn in colour, in one row of panels. Of other images, each channel is drawn in
-    grey, in a separate row. If ``var`` has one row per channel, the names of the channels are written to the left.
+    Images with three channels are drawn in colour, in one row of panels. Of images with another number of channels,
+    each channel is drawn in grey, in a separate row. If ``var`` has one row per channel, the names of the channels are
+    written to the left.
 
-    The 99.5th percentile of a channel's pixels is drawn at full brightness, so that a single hot pixel does not darken
-    all others. A value of 0 is drawn in black. If there are negative values, as in standardised images, the 0.5th
-    percentile is drawn in black.
+    The 99.5th percentile of a channel's pixel values is drawn at full brightness, so that a single bright pixel does
+    not darken all others. A value of 0 is drawn in black. If there are negative values, as in standardised images, the
+    0.5th percentile is drawn in black.
 
     Parameters
     ----------
@@ -84,7 +85,8 @@ def cells(
     n, c = images.shape[:2]
     low, top = np.percentile(images, [_DARKEST, _BRIGHTEST], axis=(0, 2, 3), keepdims=True)
     low = np.minimum(low, 0)
-    # if less than 0.5 % of a channel's pixels are brighter than black, its maximum is drawn at full brightness
+    # If less than 0.5 % of the pixels of a channel are brighter than black, its 99.5th percentile is black. Its maximum
+    # is then drawn at full brightness.
     top = np.where(top > low, top, images.max((0, 2, 3), keepdims=True))
     images = ((images - low) / np.where(top > low, top - low, 1)).clip(0, 1)
     lines = [images.transpose(0, 2, 3, 1)] if c == 3 else list(images.transpose(1, 0, 2, 3))
@@ -105,7 +107,10 @@ def cells(
 
 
 def _cell_titles(adata: AnnData, label: str | None, rows: np.ndarray) -> list[str]:
-    """Return the texts to write above the cells; an empty list without a label."""
+    """Return the text to write above each drawn cell: its value in the column ``label`` of ``obs``.
+
+    A missing value becomes "missing". The list is empty if ``label`` is `None`.
+    """
     if label is None:
         return []
     values = adata.obs[label].iloc[rows]
@@ -120,7 +125,10 @@ def counterfactuals(
     adata: AnnData | None = None,
     channels: Sequence[int] | int | None = None,
 ) -> np.ndarray:
-    """Draw cells, their reconstructions, and their reconstructions with z_c or z_s of another cell, the partner.
+    """Draw images that a decoder predicts for cells whose z_c or z_s is replaced by that of another cell.
+
+    The other cell is called the partner. The images of both cells, and the reconstruction of the cell from its own z_c
+    and z_s, are drawn for comparison.
 
     Parameters
     ----------
@@ -161,7 +169,8 @@ def counterfactuals(
     if len(_cell_numbers(others)) != len(own):
         msg = f"There are {len(own)} cells and {len(_cell_numbers(others))} partners: each cell has one."
         raise ValueError(msg)
-    # computed first, because swap_blocks raises an error for a model with a single block
+    # The predictions with z_c or z_s of the partner are computed before all other images, because swap_blocks raises an
+    # error if the model has only one of the two embeddings.
     swapped = {
         "content of partner": model.swap_blocks(others, own, adata),
         "style of partner": model.swap_blocks(own, others, adata),
@@ -174,7 +183,7 @@ def counterfactuals(
     }
     everything = np.concatenate([lines["original"], lines["reconstruction"]])[:, shown]
     low, high = (everything.min((0, 2, 3)), everything.max((0, 2, 3)))
-    figure, axes = plt.subplots(
+    _, axes = plt.subplots(
         len(lines), len(own), figsize=(0.85 * len(own) + 1.5, 0.9 * len(lines)), squeeze=False, layout="constrained"
     )
     for line, (name, images) in zip(axes, lines.items(), strict=True):
@@ -185,7 +194,7 @@ def counterfactuals(
 
 
 def _cell_numbers(rows: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Convert a boolean mask to row numbers; return row numbers unmodified."""
+    """Return the row numbers of cells that are given as a boolean mask or as row numbers."""
     rows = np.asarray(rows)
     return np.flatnonzero(rows) if rows.dtype == bool else rows
 
@@ -199,10 +208,10 @@ def traverse(
     n_steps: int = 5,
     channels: Sequence[int] | int | None = None,
 ) -> np.ndarray:
-    """Draw predicted effects of a perturbation on cells, for example on controls.
+    """Draw images that a decoder predicts for cells, such as controls, under a perturbation.
 
-    The z_c of each cell is moved stepwise to the perturbation, and its z_s is kept, so that the cell stays in its own
-    environment. See :meth:`scbd.SCBDModel.traverse`.
+    The z_c of each cell is moved in steps to that of the perturbation, and its z_s is kept, so that the predicted cell
+    stays in its own environment. The image is decoded at each step. See :meth:`scbd.SCBDModel.traverse`.
 
     Parameters
     ----------
@@ -211,20 +220,21 @@ def traverse(
     rows
         Cells to draw, one per row of panels, as row numbers or as a boolean mask.
     to
-        Perturbation, a label of ``y_key``.
+        Perturbation whose effect is predicted, a label in the column ``y_key``.
     adata
         Table of the cells. Default: the training data.
     n_steps
-        Number of decoded pictures per cell; the first is the reconstruction of the cell.
+        Number of decoded images per cell. The first one is the reconstruction of the cell, and the last one the
+        prediction with the full effect.
     channels
         Three channels to draw as red, green and blue, or one channel to draw in grey. Default: all channels of images
         with three channels, otherwise the first channel.
 
     Returns
     -------
-    Array of axes, shape ``(n_cells, n_steps + 2)``. The columns show the original, the decoded pictures, and the
-    difference between the last and the first of these pictures. The difference is averaged over the drawn channels; red
-    is brighter and blue is darker.
+    Array of axes, shape ``(n_cells, n_steps + 2)``. From left to right, the columns show the original image, the
+    decoded images, and the change: the last decoded image minus the first one, averaged over the drawn channels. Red
+    pixels become brighter, and blue pixels darker.
 
     Raises
     ------
@@ -251,7 +261,7 @@ def traverse(
     n, width = paths.shape[0], n_steps + 2
     goal = wrap_name(to, _TITLE_WIDTH)
     above = 0.3 + 0.2 * goal.count("\n")
-    figure, axes = plt.subplots(n, width, figsize=(0.95 * width, 1.0 * n + above), squeeze=False, layout="constrained")
+    _, axes = plt.subplots(n, width, figsize=(0.95 * width, 1.0 * n + above), squeeze=False, layout="constrained")
     for line, original, path, difference in zip(axes, originals, paths, change, strict=True):
         for ax, image in zip(line, [original, *path], strict=False):
             draw_image(ax, image, low, high)
@@ -263,19 +273,21 @@ def traverse(
 
 
 def check_channels(channels: Sequence[int] | int | None, images: np.ndarray) -> list[int]:
-    """Return the channels to draw: three for colours, or one for grey.
+    """Choose the channels of images to draw: three channels as red, green and blue, or one channel in grey.
 
     Parameters
     ----------
     channels
-        One channel or three channels. Default: all channels of images with three channels, otherwise the first channel.
+        Number of one channel, or numbers of three channels. Default: all channels of images with three channels,
+        otherwise the first channel.
     images
         Images of the cells, ``(N, C, H, W)``.
 
     Raises
     ------
     ValueError
-        If ``channels`` are not one or three existing channels, if ``images`` are features, or if there are no cells.
+        If ``channels`` are not one or three existing channels; if ``images`` are in fact features, ``(N, F)``; or if
+        there are no cells.
     """
     if images.ndim != 4:
         msg = "The model is one of features, which make no pictures: take the numbers from the model's own methods."
@@ -295,16 +307,16 @@ def check_channels(channels: Sequence[int] | int | None, images: np.ndarray) -> 
 
 
 def require_cells(rows: np.ndarray) -> None:
-    """Raise a ``ValueError`` if there are no cells; ``rows`` holds one entry per cell."""
+    """Raise ``ValueError`` if there are no cells to draw, that is, if ``rows`` (one entry per cell) is empty."""
     if not len(rows):
         msg = "rows names no cell: name one or more to draw."
         raise ValueError(msg)
 
 
 def draw_image(ax: Axes, image: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
-    """Draw an image ``(1 or 3, H, W)`` without ticks and frame.
+    """Draw an image ``(1, H, W)`` in grey, or ``(3, H, W)`` in colour, without ticks and frame.
 
-    ``low`` and ``high``, one value per channel, are the values of no and of full brightness.
+    ``low`` and ``high`` hold one pixel value per channel: those that are drawn in black and at full brightness.
     """
     picture = (image.transpose(1, 2, 0) - low) / np.where(high > low, high - low, 1)
     ax.imshow(np.clip(picture, 0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
@@ -312,6 +324,6 @@ def draw_image(ax: Axes, image: np.ndarray, low: np.ndarray, high: np.ndarray) -
 
 
 def remove_frame(ax: Axes) -> None:
-    """Remove ticks and frame of axes."""
+    """Remove the ticks and the frame of matplotlib axes."""
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)

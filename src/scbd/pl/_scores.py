@@ -1,4 +1,7 @@
-"""Plots of scores of embeddings: benchmarks, ranks, explained variance, and recovered relations and complexes."""
+"""Plots of scores of embeddings, which are computed by functions of ``scbd.metrics``.
+
+They show benchmarks, ranks, the variance explained by factors, and recovered gene relations and protein complexes.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _VARIANCE_COLUMNS = ["representation", "key", "factor", "share", "chance", "alone"]
-# height of all representations of one factor together, as a fraction of the distance between two factors
+# In the plot of explained variance, each factor has one line per representation. This is the height of all lines of a
+# factor together, as a fraction of the distance between two factors.
 _FACTOR_HEIGHT = 0.7
 
 
 def benchmark(
     frame: pd.DataFrame, *, biology: str | None = None, batch: str = "e_probe_f1", axes: np.ndarray | None = None
 ) -> np.ndarray:
-    """Draw scores of a benchmark in two panels: biological signal and batch effects, one line per representation.
+    """Draw scores of a benchmark in two panels: one score of biological signal, and one score of batch effects.
 
-    Each ``obsm`` key of a representation, such as a training seed, is a dot. The mean over keys is a vertical bar. A
-    horizontal line is the 95 % confidence interval (its mean over keys), if the frame has one. The score of an
-    embedding without information is a dashed line.
+    Each representation, such as z_c, is drawn at its own height. It can have several ``obsm`` keys, such as one per
+    training seed: each key is a dot, and the mean over keys is a vertical bar. A horizontal line is the 95 % confidence
+    interval (averaged over keys), if the frame has one. A dashed line is the score that is expected of an embedding
+    without information.
 
     Parameters
     ----------
@@ -85,11 +90,12 @@ def benchmark(
 def biology_against_batch(
     frame: pd.DataFrame, *, biology: str | None = None, batch: str = "e_probe_f1", ax: Axes | None = None
 ) -> Axes:
-    """Draw a score of biological signal against a score of batch effects, one series per representation.
+    """Draw a score of biological signal against a score of batch effects, with one kind of marker per representation.
 
-    Each ``obsm`` key of a representation, such as a training seed, is a small marker, and the mean over keys is a large
-    one. Keys that lack one of the two scores are not drawn. Dashed lines are the scores of an embedding without
-    information. A good embedding has a high score of biology, and a score of batch effects close to its dashed line.
+    A representation, such as z_c, can have several ``obsm`` keys, such as one per training seed: each key is a small
+    marker, and the mean over keys is a large one. Keys that lack one of the two scores are not drawn. Dashed lines are
+    the scores that are expected of an embedding without information. A good embedding has a high score of biological
+    signal, and a score of batch effects close to its dashed line.
 
     Parameters
     ----------
@@ -117,7 +123,8 @@ def biology_against_batch(
     """
     biology = _default_biology_metric(frame, biology)
     up, across = (_rows_of_metric(frame, metric) for metric in (biology, batch))
-    each = ["representation", "key"]  # columns that identify a small marker
+    # Each pair of representation and obsm key is drawn as one small marker.
+    each = ["representation", "key"]
     both = up[[*each, "value"]].merge(across[[*each, "value"]], on=each, suffixes=("_up", "_across")).dropna()
     if both.empty:
         msg = f"No embedding of the frame has both {biology!r} and {batch!r}: draw metrics that one of them has."
@@ -140,9 +147,9 @@ def biology_against_batch(
 
 
 def ranking(ranked: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draw ranks of several embeddings as a table of numbers and colours.
+    """Draw a table of the ranks of several embeddings, with numbers and colours.
 
-    Missing scores are left blank.
+    Cells of the table without a score are blank.
 
     Parameters
     ----------
@@ -178,14 +185,16 @@ def ranking(ranked: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 
 def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Draw the fraction of an embedding's variance that each factor explains, for one or several embeddings.
+    """Draw the fraction of an embedding's variance that each factor, such as the well, explains.
 
-    - Filled markers: fraction of the variance that the factor explains.
-    - Hollow markers: fraction that only this factor explains, and no other factor.
-    - Short black lines: fraction that the factor would explain if its values were permuted (chance).
+    One or several embeddings (representations) are drawn for each factor:
 
-    If a representation has several ``obsm`` keys, such as training seeds, these are means over keys, and small black
-    dots are the fractions of the single keys.
+    - filled markers: fraction of the variance that the factor explains;
+    - hollow markers: fraction that only this factor explains, and no other factor;
+    - short black lines: fraction that the factor would explain if its values were permuted (chance).
+
+    If a representation has several ``obsm`` keys, such as one per training seed, markers and lines are means over keys,
+    and small black dots are the fractions of single keys.
 
     Parameters
     ----------
@@ -217,7 +226,8 @@ def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     factors, names = (list(dict.fromkeys(table[column])) for column in ("factor", "representation"))
     lines = [wrap_name(factor, NARROW_WIDTH) for factor in factors]
     if ax is None:
-        beside = 0.5 + names_height([wrap_name(name, NARROW_WIDTH) for name in names])  # the legend
+        # height in inches that the legend needs to the right of the axes
+        beside = 0.5 + names_height([wrap_name(name, NARROW_WIDTH) for name in names])
         ax = _new_axes((6.8, 1 + max(beside, names_height(lines, max(0.4, 0.16 * len(names))))))
     place = {factor: i for i, factor in enumerate(factors)}
     for i, name in enumerate(names):
@@ -240,7 +250,7 @@ def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.locator_params(axis="x", nbins=4)
     for border in range(1, len(factors)):
         ax.axhline(border - 0.5, color="0.9", lw=0.8, zorder=0)
-    # the legend is next to the axes, because inside it would cover markers
+    # The legend is drawn to the right of the axes, because it would cover markers inside the axes.
     ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     return ax
 
@@ -248,14 +258,15 @@ def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 def relationship_curve(
     curves: pd.DataFrame | Mapping[str, pd.DataFrame], *, prevalence: float | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Draw precision against recall of known relations between perturbations.
+    """Draw precision against recall of known relations between perturbations, such as genes of one protein complex.
 
     Parameters
     ----------
     curves
-        Result of :func:`scbd.metrics.relationship_curve`, or several results by name.
+        Result of :func:`scbd.metrics.relationship_curve`, or a mapping from the names of embeddings to such results.
     prevalence
-        Fraction of pairs that are related, which is the precision of an embedding without information. Drawn as a line.
+        Fraction of all pairs of perturbations that are related. It is the precision of an embedding without
+        information, and is drawn as a line.
     ax
         Axes to draw on. Default: axes of a new figure.
 
@@ -284,9 +295,9 @@ def relationship_curve(
 
 
 def complexes(table: pd.DataFrame, *, n: int = 20, ax: Axes | None = None) -> Axes:
-    """Draw the mean cosine similarity between the genes of protein complexes, for the most significant complexes.
+    """Draw the mean cosine similarity between the genes of each protein complex, for the most significant complexes.
 
-    Markers are filled if the false discovery rate is below 5 %.
+    The marker of a complex is filled if its false discovery rate is below 5 %.
 
     Parameters
     ----------
@@ -310,25 +321,30 @@ def complexes(table: pd.DataFrame, *, n: int = 20, ax: Axes | None = None) -> Ax
     shown = table.head(n).iloc[::-1]
     names = [wrap_name(f"{name} ({size})", 28) for name, size in zip(shown.index, shown["size"], strict=True)]
     ax = _new_axes((6.5, names_height(names) + 1)) if ax is None else ax
-    places = np.arange(len(names))  # positions by number, because names may be equal
+    # Complexes are placed by their numbers, because matplotlib would draw complexes with equal names at one place.
+    places = np.arange(len(names))
     shades = np.where(shown["fdr"] < 0.05, COLORS[0], "w")
     ax.hlines(places, 0, shown["mean_cosine"], color="0.7")
     ax.scatter(shown["mean_cosine"], places, c=shades, edgecolors=COLORS[0], zorder=3, clip_on=False)
     ax.set_yticks(places, names, fontsize="small")
     ax.set(xlim=(min(0, shown["mean_cosine"].min()), 1), xlabel="mean cosine\nbetween its genes")
-    ax.set_ylim(-0.5, max(len(names), 1) - 0.5)  # half a line of space above and below
+    # The vertical axis extends half a line above the first complex and below the last one.
+    ax.set_ylim(-0.5, max(len(names), 1) - 0.5)
     return ax
 
 
 def _new_axes(size: tuple[float, float]) -> Axes:
-    """Return the axes of a new figure of this width and height, in inches."""
+    """Return the axes of a new matplotlib figure; ``size`` is its width and height in inches."""
     import matplotlib.pyplot as plt
 
     return plt.subplots(figsize=size, layout="constrained")[1]
 
 
 def _draw_scores(ax: Axes, rows: pd.DataFrame, order: list[str]) -> None:
-    """Draw the scores of each representation on a line: a dot per key, their mean, and the confidence interval."""
+    """Draw the scores of several representations on one panel, one line per representation.
+
+    A line holds a dot for each ``obsm`` key of the representation, the mean over keys, and the confidence interval.
+    """
     for place, name in enumerate(order):
         own = rows[rows["representation"] == name]
         if not len(own):

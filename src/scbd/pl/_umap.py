@@ -1,4 +1,4 @@
-"""UMAPs of embeddings, one row of panels per block, drawn by scanpy."""
+"""UMAPs of embeddings such as z_c and z_s, drawn by scanpy, with one row of panels per embedding."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-# maximum number of labels of a column that are all coloured
+# maximum number of labels in a column of obs for which each label has a colour of its own
 _MAX_COLORED_LABELS = 20
-# number of coloured labels in a column with more labels
+# number of labels that are coloured if a column of obs has more labels than _MAX_COLORED_LABELS
 _N_HIGHLIGHTED = 10
-# colours of the palette without black and grey, followed by wine, indigo, olive and black
+# Colours of labels if other cells are drawn in grey: those of the common palette without black and grey, followed by
+# wine, indigo, olive and black.
 _HIGHLIGHT_COLORS = (*COLORS[:4], *COLORS[5:7], "#882255", "#332288", "#999933", "k")
 _CONTROL_COLOR, _OTHER_COLOR = "0.5", "0.87"
-_LINE_HEIGHT = 0.14  # of a line of the legend, in inches
-# area of all points, which is divided by the number of cells as in scanpy, and maximum area of a point: larger points
-# of few cells would cover each other
+# height of a line of the legend, in inches
+_LINE_HEIGHT = 0.14
+# _POINT_AREA: total area of all points, as in scanpy; the area of a point is this value divided by the number of cells.
+# _MAX_POINT_AREA: maximum area of a point, because large points, as of few cells, would cover each other.
 _POINT_AREA, _MAX_POINT_AREA = 120_000, 50
 
 
@@ -46,32 +48,33 @@ def umap_blocks(
     max_cells: int = 10_000,
     seed: int = 0,
 ) -> np.ndarray:
-    """Draw UMAPs of embeddings, one row of panels per block and one column per label.
+    """Draw UMAPs of embeddings (blocks), one row of panels per embedding and one column of panels per label.
 
     In a good z_c, cells of one perturbation lie together, and environments are mixed. In z_s, cells of one environment
     lie together.
 
-    In a column with up to 20 labels, each label has a colour. In a column with more labels, ten labels are coloured,
-    controls are drawn in grey, and all other cells in light grey beneath them.
+    If a column of ``obs`` has up to 20 labels, each label has a colour. If it has more labels, ten of them are
+    coloured, controls are drawn in grey, and all other cells in light grey beneath them.
 
     Parameters
     ----------
     adata
-        Embedded cells. If ``obsm["<key>_umap"]`` exists, it is drawn; otherwise scanpy computes a UMAP.
+        Cells with embeddings in ``obsm``. If UMAP coordinates of the embedding ``key`` exist in ``obsm["<key>_umap"]``,
+        they are drawn; otherwise scanpy computes a UMAP.
     color
-        Columns of ``obs`` with labels or numbers.
+        Columns of ``obs`` with labels or numbers by which cells are coloured.
     blocks
-        Title and ``obsm`` key of each row of panels. Default: z_c and z_s.
+        Mapping from the title of each row of panels to the ``obsm`` key of its embedding. Default: z_c and z_s.
     highlight
-        Labels to colour, in the order of the legend. Colour-blind readers can distinguish up to ten colours. Applies to
-        each column that has one of these labels. Default: all labels of a column with up to 20 labels, otherwise the
-        ten labels with the most cells (controls excluded).
+        Labels to colour, in the order of the legend. Colour-blind readers can distinguish up to ten colours. The choice
+        applies to each column of ``obs`` in which one of these labels occurs. Default: all labels of a column with up
+        to 20 labels, otherwise the ten labels with the most cells (controls excluded).
     control
         Labels of controls, which are all drawn in the same grey.
     max_cells
-        Maximum number of cells to draw. From a larger table, cells are sampled at random.
+        Maximum number of cells to draw. If ``adata`` has more cells, some are drawn at random.
     seed
-        Seed of the sample and of the UMAP.
+        Seed of the random choice of cells and of the UMAP.
 
     Returns
     -------
@@ -82,7 +85,8 @@ def umap_blocks(
     KeyError
         If an embedding or a column is missing.
     ValueError
-        If an embedding is not finite, or a label of ``highlight`` or ``control`` occurs in no column.
+        If an embedding has values that are not finite, or if a label in ``highlight`` or ``control`` occurs in no
+        column.
 
     Examples
     --------
@@ -106,7 +110,7 @@ def umap_blocks(
     }
     _check_labels(labels, highlight or (), "highlight")
     _check_labels(labels, controls, "control")
-    # cells are shuffled, so that no label is drawn on top of all others
+    # Cells are drawn in random order, so that cells of one label do not cover all other cells.
     rows = np.random.default_rng(seed).permutation(adata.n_obs)[:max_cells]
     drawn = AnnData(obs=adata.obs[color].iloc[rows])
     palettes: dict[str, dict[str, str]] = {}
@@ -118,7 +122,7 @@ def umap_blocks(
             drawn.uns[f"{column}_colors"] = own_colors
         lines = [str(name).split("\n") for name in drawn.obs[column].cat.categories]
         n_letters = max([n_letters, *(len(line) for name in lines for line in name)])
-        # scanpy arranges more than 14 labels in two columns
+        # The legend is half as high for more than 14 labels, because scanpy then arranges them in two columns.
         entries = sum(_LINE_HEIGHT * (len(name) + 0.5) for name in lines) / (1 if len(lines) <= 14 else 2)
         legend_height = max(legend_height, entries)
     size = ((3.2 + 0.08 * n_letters) * len(color), max(2.9, legend_height + 0.3) * len(blocks))
@@ -132,9 +136,10 @@ def umap_blocks(
             drawn.obsm["X_umap"] = compute_umap(embedding, seed)
         for ax, column in zip(line, color, strict=True):
             palette = palettes.get(column) or None
-            # highlighted labels are drawn last, on top of controls and all other labels
+            # Cells with coloured labels are drawn last, on top of controls and of cells with all other labels.
             order = np.argsort(-drawn.obs[column].cat.codes, kind="stable") if palette else slice(None)
-            # scanpy uses this colour cycle if a column has no more labels than the cycle has colours
+            # The colour cycle of matplotlib is set to the common palette. scanpy uses this cycle for columns of obs
+            # with at most as many labels as the cycle has colours.
             with plt.rc_context({"axes.prop_cycle": plt.cycler(color=COLORS)}):
                 how: dict[str, Any] = {"legend_loc": "right margin", "legend_fontsize": "small", "palette": palette}
                 how["size"] = min(_POINT_AREA / max(len(rows), 1), _MAX_POINT_AREA)
@@ -144,16 +149,21 @@ def umap_blocks(
 
 
 def compute_umap(embedding: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Compute a UMAP ``(N, 2)`` of an embedding ``(N, D)`` with scanpy, from up to 15 neighbours of each cell."""
+    """Compute UMAP coordinates ``(N, 2)`` of an embedding ``(N, D)`` with scanpy, from 15 neighbours of each cell.
+
+    With 15 or fewer cells, all other cells are neighbours.
+    """
     import scanpy as sc
     from anndata import AnnData
 
     cells = AnnData(obs=pd.DataFrame(index=pd.RangeIndex(len(embedding)).astype(str)), obsm={"embedding": embedding})
     _cache_compiled_functions()
     with keep_torch_threads(), warnings.catch_warnings():
-        # scipy warns of cells with identical embeddings, which occur in a collapsed z_c
+        # scipy warns if cells have identical embeddings. They are expected in a collapsed z_c, so that the warning is
+        # hidden.
         warnings.simplefilter("ignore", SparseEfficiencyWarning)
-        # for a few thousand cells, scikit-learn finds neighbours before scanpy's default search has been compiled
+        # For a few thousand cells, the neighbour search of scikit-learn is faster than scanpy's default search, which
+        # must first be compiled.
         sc.pp.neighbors(
             cells,
             n_neighbors=min(15, len(embedding) - 1),
@@ -166,7 +176,7 @@ def compute_umap(embedding: np.ndarray, seed: int = 0) -> np.ndarray:
 
 
 def _check_labels(labels: Mapping[str, pd.Series], wanted: Sequence[str], argument: str) -> None:
-    """Raise a ``ValueError`` if one of the wanted labels occurs in no column."""
+    """Raise ``ValueError`` if a label that the user gave as ``argument`` occurs in none of the columns of labels."""
     known = [str(name) for values in labels.values() for name in values.cat.categories]
     for name in wanted:
         if str(name) not in known:
@@ -180,31 +190,35 @@ def _check_labels(labels: Mapping[str, pd.Series], wanted: Sequence[str], argume
 def _group_labels(
     drawn: pd.Series, values: pd.Series, highlight: Sequence[str] | None, controls: Sequence[str]
 ) -> tuple[pd.Series, dict[str, str]]:
-    """Merge labels that share a colour, and choose the colours.
+    """Choose the colours of the labels in a UMAP, and merge labels that have the same colour into one label.
+
+    All controls have the same grey, and all labels that are not coloured have the same light grey.
 
     Parameters
     ----------
     drawn, values
-        Labels of the cells to draw, and of all cells.
+        Labels of the cells to draw, and labels of all cells.
     highlight, controls
-        See :func:`umap_blocks`.
+        Labels to colour, and labels of controls, see :func:`umap_blocks`.
 
     Returns
     -------
-    Labels of the cells to draw, as in the legend, with categories in the order of the legend; and the colour of each
-    label. The colours are empty if scanpy is to choose them, because each label of the column is coloured and none is a
-    control.
+    Categorical labels of the cells to draw, with the texts and the order of the legend; and a mapping from each of
+    these labels to its colour. The mapping is empty if each label has a colour of its own and there are no controls:
+    scanpy then chooses the colours.
     """
     from scanpy.plotting.palettes import default_20, default_28, default_102
 
     names = [str(name) for name in values.cat.categories]
     grey = [str(name) for name in controls if str(name) in names]
     colored = [str(name) for name in highlight or () if str(name) in names]
-    if not colored:  # no choice was made for this column
+    # If the user chose no labels that occur in this column, the labels to colour are chosen here.
+    if not colored:
         colored = [name for name in names if name not in grey]
         if len(names) > _MAX_COLORED_LABELS:
             n_cells = dict(zip(names, np.bincount(values.cat.codes[values.notna()], minlength=len(names)), strict=True))
-            # the sort is stable: labels with equal counts keep their order
+            # The labels with the most cells come first. Labels with equal numbers of cells keep their order, because
+            # sorted is stable.
             colored = sorted(colored, key=lambda name: -n_cells[name])[:_N_HIGHLIGHTED]
     colored = [name for name in dict.fromkeys(colored) if name not in grey]
     others = [name for name in names if name not in colored and name not in grey]
@@ -222,21 +236,27 @@ def _group_labels(
             place |= dict.fromkeys(merged, len(short))
             short = [*short, wrap_name(merged[0]) if len(merged) == 1 else f"{len(merged)} {title}"]
             colors.append(color)
-    codes = np.array([*(place[name] for name in names), -1])[drawn.cat.codes]  # the code of a missing label is -1
+    # A cell with a missing label has the code -1, which selects the last entry, also -1.
+    codes = np.array([*(place[name] for name in names), -1])[drawn.cat.codes]
     grouped = pd.Series(pd.Categorical.from_codes(codes, short), index=drawn.index)
     return grouped, dict(zip(short, colors, strict=True))
 
 
 @cache
 def _cache_compiled_functions() -> None:
-    """Let numba cache functions of umap-learn on disk, because compiling them takes longer than computing a UMAP."""
-    with warnings.catch_warnings():  # umap warns that tensorflow is not installed
+    """Let numba store compiled functions of umap-learn on disk, for later processes.
+
+    Compiling the functions takes longer than computing a UMAP.
+    """
+    # umap-learn warns at import that tensorflow is not installed, which is not needed here
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from umap import layouts, umap_
 
     functions = [(umap_, "smooth_knn_dist"), (umap_, "compute_membership_strengths")]
     functions += [(layouts, "_nb_optimize_layout_euclidean_single_epoch")]
     for module, name in functions:
-        # another version of umap-learn may lack the function, and the disk may be full or read-only
+        # Errors are ignored, because caching is optional: another version of umap-learn may lack the function
+        # (AttributeError), and the disk may be full or read-only (RuntimeError).
         with suppress(AttributeError, RuntimeError):
             getattr(module, name).enable_caching()
