@@ -485,7 +485,8 @@ def demo(
     table = demo_digits(out, alpha=alpha, seed=seed, **({} if max_steps is None else {"max_steps": max_steps}))
     print("\n" + table.to_string(float_format="{:.3f}".format))
     print(
-        "\nThe colour tells the digit in training; white digits have none. r_c: linear head; z_c: nearest class mean;\n"
+        "\nIn training, the colour predicts the digit; white digits have no colour. r_c: linear head; z_c: nearest "
+        "class mean;\n"
         "e: accuracy of the environment (chance 0.5). z_c has learned something only if its supervised loss is below\n"
         "that of a collapsed embedding (ceiling), and r_c only if it beats the random encoder.\n"
         f"Table, pictures and model: {out}/"

@@ -221,7 +221,7 @@ def test_the_control_is_the_one_that_the_set_up_was_told_of():
     assert MCVAEModel(cells, n_latent=5).module.control == 1
     assert MCVAEModel(cells, n_latent=5, control="gene_3").module.control == 3
     MCVAEModel.setup_anndata(cells, y_key="gene", e_key="well", control=["gene_1", "gene_2"])
-    with pytest.raises(ValueError, match="mcVAE contrasts with one control, and setup_anndata was told of 2"):
+    with pytest.raises(ValueError, match="mcVAE contrasts with one control, and setup_anndata received 2"):
         MCVAEModel(cells, n_latent=5)
 
 

@@ -125,7 +125,7 @@ def spoiled(**values: float) -> pd.DataFrame:
         ),
         (WELLS.features[:, 0], "features must be a table \\(N, D\\) with rows and columns, got shape \\(92,\\)"),
         (WELLS.features[:, :0], "got shape \\(92, 0\\)"),
-        (WELLS.features.astype(str), "features are of type <U32, not numbers: leave out columns of names"),
+        (WELLS.features.astype(str), "features are of type <U32, not numbers: drop columns of names"),
         (pd.DataFrame({"name": WELLS.compounds, "size": 1.0}), "features are of type object, not numbers"),
         (csr_matrix(WELLS.features), "features are a sparse matrix: give them dense, as features.toarray\\(\\)"),
         (WELLS.features[:50], "92|50"),
@@ -141,7 +141,7 @@ def test_features_that_are_none_are_refused(name, features, message):
 @pytest.mark.parametrize(
     ("fit", "message"),
     [
-        ([], "fit names none of 92 rows: nothing can be learned from no row"),
+        ([], "fit selects no row of 92"),
         (np.zeros(92, dtype=bool), "fit names none of 92 rows: nothing can be learned"),
         (np.ones(5, dtype=bool), "fit is bool of shape \\(5,\\): give a mask of the 92 rows"),
         ([0, 92], "fit has the row numbers 0 to 92: there are 92 rows, counted from 0"),
@@ -554,7 +554,7 @@ def test_features_that_do_not_vary_within_wells_say_nothing_of_others():
 
 def test_what_cannot_be_corrected_is_said():
     cells, well, _ = wells(30)
-    with pytest.raises(ValueError, match="There is one environment \\(plate 1\\): nothing can be corrected"):
+    with pytest.raises(ValueError, match="There is only one environment \\(plate 1\\)"):
         combat(cells, ["plate 1"] * 30)
     with pytest.raises(ValueError, match="1 environment has fewer than two rows \\(such as 'alone'\\)"):
         combat(cells, np.where(np.arange(30) == 3, "alone", well.astype(object)))

@@ -201,7 +201,7 @@ def test_missing_values_are_named_with_features_and_rows(tmp_path):
         registered(wells)
     stored = zarr.create_array(tmp_path / "x.zarr", data=np.full((10_000, 3), np.nan, np.float32), chunks=(1000, 3))
     many = AnnData(obs=pd.DataFrame(index=np.arange(10_000).astype(str)), obsm={"stored": stored})
-    with pytest.raises(ValueError, match="of 4,096 cells looked at"):
+    with pytest.raises(ValueError, match="of 4,096 cells that were checked"):
         registered(many, InputLocation(obsm_key="stored"))
 
 

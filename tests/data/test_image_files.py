@@ -118,9 +118,9 @@ def test_a_folder_is_listed_once(plates, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "image", "message"),
     [
-        ("deep", np.zeros((4, 4), "uint16"), "1 × 4 × 4 of uint16.*save all alike"),
+        ("deep", np.zeros((4, 4), "uint16"), "1 × 4 × 4 of uint16.*save all images in the same form"),
         ("wide", np.zeros((4, 5), "uint8"), "1 × 4 × 5 of uint8.*fit='pad'"),
-        ("colours", np.zeros((4, 4, 3), "uint8"), "3 × 4 × 4 of uint8.*save all alike"),
+        ("colours", np.zeros((4, 4, 3), "uint8"), "3 × 4 × 4 of uint8.*save all images in the same form"),
     ],
 )
 def test_files_of_another_size_or_kind_are_named(plates, name, image, message):
@@ -264,7 +264,7 @@ def test_tiffs_of_other_numbers_say_what_they_hold(tmp_path):
         "holds numbers of 8 bits from -10 to 9: save it as 32-bit float": (grey.astype("int8"), {}),
         "holds numbers of 32 bits from -10 to 9: save it as 32-bit float": (grey.astype("int16"), {}),
         "holds float64: save it as 32-bit float": (grey.astype("float64"), {}),
-        r"says that 0 is white \(MinIsWhite\) of float32: save it with 0 as black": (
+        r"stores float32 with 0 as white \(MinIsWhite\): save it with 0 as black": (
             grey.astype("float32"),
             {"photometric": "miniswhite"},
         ),

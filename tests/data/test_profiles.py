@@ -434,7 +434,7 @@ def write(path: Path, content: bytes | pd.DataFrame | dict) -> Path:
         ("a.csv", wells()[["dose"]], {}, ValueError, r"begins with Cells_ or Cytoplasm_.*dose.*features="),
         ("a.csv", wells(), {"features": ["Metadata_", "Cells_"]}, TypeError, "Metadata_Plate, Metadata_Well"),
         ("a.csv", wells(), {"missing": "zero"}, ValueError, "missing='zero'"),
-        ("a.csv", wells().assign(Cells_AreaShape_Area=np.nan), {"features": "Cells_"}, ValueError, "Nothing is left"),
+        ("a.csv", wells().assign(Cells_AreaShape_Area=np.nan), {"features": "Cells_"}, ValueError, "No row or feature"),
         ("a.parquet", wells().set_index("dose").assign(dose=1), {}, ValueError, "dose"),
         ("a.npz", {"features": np.ones((4, 6)), "locations": np.zeros((3, 2))}, {}, ValueError, r"\(4, 6\).*\(3, 2\)"),
         ("a.npz", {"features": np.array([None]), "locations": np.zeros((1, 2))}, {}, ValueError, "a.npz"),

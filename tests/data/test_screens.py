@@ -419,7 +419,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(tmp_path, monkeypatch)
         (ValueError, "image_size", {"image_size": 0}),
         (TypeError, "dtype='int64'", {"dtype": "int64"}),
         (ValueError, "dtype='float16'", {"dtype": "float16"}),
-        (ValueError, "From uint16 to uint16", {"intensity_range": (0, 1)}),
+        (ValueError, "Intensities do not change from uint16 to uint16", {"intensity_range": (0, 1)}),
         (ValueError, "intensity_range", {"dtype": "uint8", "intensity_range": (1, 0)}),
         (FileNotFoundError, "none.h5ad", {"plates": tmp_path / "none.h5ad"}),
     ]

@@ -66,9 +66,9 @@ def test_so_many_digits_as_are_asked_for(mnist):
     assert cells.obs["split"].value_counts().to_dict() == {"train": 400, "test": 150, "validation": 100}
     other = colored_mnist(mnist, n_train=500, n_test=150, seed=1)
     assert not np.array_equal(other.obsm["single_cell_images"], cells.obsm["single_cell_images"])
-    with pytest.raises(ValueError, match="There are 3,000 train digits, 70,000 were asked for"):
+    with pytest.raises(ValueError, match="There are 3,000 train digits, but 70,000 were requested"):
         colored_mnist(mnist, n_train=70_000)
-    with pytest.raises(ValueError, match="There are 200 t10k digits, 0 were asked for"):
+    with pytest.raises(ValueError, match="There are 200 t10k digits, but 0 were requested"):
         colored_mnist(mnist, n_test=0)
 
 
@@ -127,7 +127,7 @@ def test_the_authors_digits_are_the_same_for_every_seed(mnist):
 
 
 def test_the_authors_digits_are_all_of_them(mnist):
-    with pytest.raises(ValueError, match=r"one data set, of all digits: leave out n_train=500, n_digits=4\."):
+    with pytest.raises(ValueError, match=r"one fixed data set of all digits: drop n_train=500, n_digits=4\."):
         colored_mnist(mnist, protocol="authors", n_train=500, n_digits=4)
     with pytest.raises(ValueError, match="protocol='published' is not known: use 'balanced', 'authors'"):
         colored_mnist(mnist, protocol="published")  # type: ignore[arg-type]

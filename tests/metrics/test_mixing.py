@@ -129,7 +129,7 @@ def test_a_subset_is_scored_where_cells_are_many():
     assert batch_mixing(adata, "Z", "well", n_neighbors=30, max_cells=900) == batch_mixing(
         adata, "Z", "well", n_neighbors=30
     )
-    with pytest.raises(ValueError, match=r"asks for more cells than there are \(80\)"):
+    with pytest.raises(ValueError, match=r"needs more cells than there are \(80\)"):
         batch_mixing(adata, "Z", "well", n_neighbors=90, max_cells=80)
 
 
@@ -229,7 +229,7 @@ def test_perturbations_that_are_left_out_are_counted(caplog):
         (r"n_neighbors=90 .*\(60\)", "well", {}),
         ("n_neighbors=90", "well", {"y_key": "gene"}),
         ("one environment 'w'", "one", {}),
-        ("Within each well", "well", {"y_key": "well", "n_neighbors": 3}),
+        ("Each well is in one", "well", {"y_key": "well", "n_neighbors": 3}),
     ],
 )
 def test_designs_without_an_answer_are_named(names, e_key, how):

@@ -108,7 +108,7 @@ def test_labels_of_one_group_are_left_out_and_said(caplog):
     gene[guide == 8] = 4
     with caplog.at_level(logging.WARNING, logger="scbd"):
         assert label_probe(np.eye(5)[gene], gene, groups=guide)["f1"] == 1
-    assert "leaves out 1 of 5 labels, with cells in one group only" in caplog.text
+    assert "excludes 1 of 5 labels" in caplog.text
 
 
 def test_cells_to_learn_from_may_be_named():

@@ -285,7 +285,7 @@ SCORES = relationship_curve, relationship_recall, relationship_average_precision
     "beside", [{"net": SETS}, {"net_kind": "sets"}, {"gene_key": "symbol"}, {"universe": "profiles"}], ids=str
 )
 def test_what_relations_have_already_cannot_be_given_beside_them(score, beside):
-    with pytest.raises(ValueError, match=f"{next(iter(beside))} cannot be given beside Relations"):
+    with pytest.raises(ValueError, match=f"{next(iter(beside))} cannot be given together with Relations"):
         score(Relations(profiles(), SETS), **beside)
 
 

@@ -86,7 +86,7 @@ def test_means_are_compared_with_those_of_permuted_labels(scale):
 
 def test_an_embedding_that_tells_nothing_warns_without_being_a_point():
     model = make_model(alpha=0, encoder=Noise())
-    with pytest.warns(UserWarning, match="z_c has learned to tell few"):
+    with pytest.warns(UserWarning, match="z_c has learned to distinguish few"):
         model.train(**QUICK)
     assert model.health["collapsed"] == 0 and model.health["learned_c"] <= 0 and model.health["spread"] > 0.1
 

@@ -212,7 +212,7 @@ def test_what_was_learned_by_heart_bears_no_invariance():
     model = make_model(noise, alpha="auto", smoothing=0, style_target=None, augment=False)
     # half of them: what a handful of validation cells says differs between processors
     training = QUICK | {"max_steps": 300, "lr": 3e-3, "batch_size": 48, "train_size": 0.5, "validation_size": 0.5}
-    with pytest.warns(UserWarning, match="learned training cells by heart"):
+    with pytest.warns(UserWarning, match="overfitted the training cells"):
         model.train(**training, validate_every=100)
     rule = rule_of(model)
     assert float(rule.learned) > 0.1

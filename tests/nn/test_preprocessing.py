@@ -154,7 +154,7 @@ def test_bad_input_gets_a_sentence():
     with pytest.raises(ValueError, match="would squash images of 4 × 20 pixels"):
         Preprocess((1, 4, 20), "uint8", image_size=4)
     assert Preprocess((1, 4, 20), "uint8").output_shape == (1, 4, 20)
-    with pytest.raises(ValueError, match="NaN or infinite pixels, from which no channel's mean can be learned"):
+    with pytest.raises(ValueError, match="NaN or infinite pixels, from which no mean of a channel can be estimated"):
         Preprocess((1, 4, 4), "float32").fit([torch.full((2, 1, 4, 4), torch.nan)])
     with pytest.raises(ValueError, match="given no images"):
         Preprocess((1, 4, 4), "uint8").fit([])

@@ -105,7 +105,7 @@ def test_what_compares_rows_of_several_models_says_so():
     ]
     one = wells[wells.obs["scbd_fold"] == 0].copy()
     for compared in compare:
-        with pytest.warns(UserWarning, match="have nothing in common"):
+        with pytest.warns(UserWarning, match="are unrelated"):
             compared(wells)
         compared(one)  # without a warning
 

@@ -157,8 +157,8 @@ def _split_perturbations(names: np.ndarray, n_folds: int, seed: int) -> list[np.
     most = -(-len(names) // n_folds)
     if n_folds > len(names) or len(names) - most < _MIN_GROUP_SIZE:
         msg = (
-            f"n_folds={n_folds}, {len(names)} perturbations beside the controls: each fold needs one, and "
-            f"{_MIN_GROUP_SIZE} others to train on."
+            f"n_folds={n_folds}, {len(names)} perturbations in addition to the controls: each fold needs one "
+            f"perturbation to test, and {_MIN_GROUP_SIZE} others to train on."
         )
         raise ValueError(msg)
     return [np.sort(part) for part in np.array_split(np.random.default_rng(seed).permutation(names), n_folds)]

@@ -185,7 +185,7 @@ def _next_step(judged: Verdict, *, has_warnings: bool) -> str:
     read = "Read the warnings, then" if has_warnings else "Next,"
     if judged.best is None:
         return (
-            f"{read} look at the training curves. If they are flat, more cells per perturbation or more replicates in "
+            f"{read} inspect the training curves. If they are flat, more cells per perturbation or more replicates in "
             "other environments are needed before an embedding can be chosen."
         )
     return (

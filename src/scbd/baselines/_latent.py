@@ -629,7 +629,10 @@ class MCVAEModel(LatentModel):
         told = self._control_codes
         if control is None and told is not None:
             if len(told) > 1:
-                msg = f"mcVAE contrasts with one control, and setup_anndata was told of {len(told)}: give control=…."
+                msg = (
+                    f"mcVAE contrasts with one control, and setup_anndata received {len(told)}: choose one with "
+                    "control=…."
+                )
                 raise ValueError(msg)
             control = perturbations[int(told[0])]
         control = "nontargeting" if control is None else control

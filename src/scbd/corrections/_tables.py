@@ -81,7 +81,7 @@ def selected_rows(name: str, chosen: ArrayLike | None, n: int) -> np.ndarray:
     # a boolean mask nor row numbers
     mask = row_mask(name, chosen, n) if chosen is None or np.size(chosen) else np.zeros(n, dtype=bool)
     if not mask.any():
-        msg = f"{name} names none of {n} rows: nothing can be learned from no row."
+        msg = f"{name} selects no row of {n}: at least one row is needed to estimate the correction."
         raise ValueError(msg)
     return mask
 
@@ -144,7 +144,7 @@ def read_environments(features: ArrayLike, environments: ArrayLike) -> tuple[Fit
     table = read_table(features)
     codes, names = environment_codes(environments, table)
     if len(names) < 2:
-        msg = f"There is one environment ({names[0]}): nothing can be corrected between environments."
+        msg = f"There is only one environment ({names[0]}): a correction between environments needs two."
         raise ValueError(msg)
     return table, codes
 
@@ -173,7 +173,7 @@ def _as_float_table(features: Any) -> tuple[np.ndarray, Sequence[Any]]:
     if values.dtype == object:
         values = _as_float64(values)
     if values.dtype.kind not in "fiub":
-        msg = f"features are of type {values.dtype}, not numbers: leave out columns of names and labels."
+        msg = f"features are of type {values.dtype}, not numbers: drop columns of names and labels."
         raise ValueError(msg)
     if values.ndim != 2 or not values.size:
         msg = f"features must be a table (N, D) with rows and columns, got shape {values.shape}."

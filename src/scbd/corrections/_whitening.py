@@ -104,7 +104,10 @@ def whitening_map(mean: np.ndarray, factor: np.ndarray, spread: np.ndarray, regu
     varying = np.flatnonzero(factor)
     scaled = spread[np.ix_(varying, varying)] * np.outer(factor[varying], factor[varying])
     if not varying.size:
-        msg = "features are constant in all rows that they would be scaled by: nothing can be learned from these."
+        msg = (
+            "all features are constant in the rows from which the map is estimated: use other rows, or drop these "
+            "features."
+        )
         raise ValueError(msg)
     matrix = np.zeros_like(spread)
     matrix[varying, : len(varying)] = factor[varying, None] * whitening_matrix(scaled, regularization)

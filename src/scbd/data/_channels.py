@@ -174,7 +174,9 @@ def log_excluded_masks(var: pd.DataFrame, n_channels: int, image_key: str, chann
     if masks.any() and channels is None:
         names = channel_names(var, n_channels, image_key)
         left = ", ".join(np.array(names)[masks])
-        logger.warning("%s are masks (var['channel_mapping']), and are left out; channels=%s takes all.", left, names)
+        logger.warning(
+            "%s are masks (var['channel_mapping']) and are excluded; channels=%s uses all channels.", left, names
+        )
 
 
 def _is_mask(var: pd.DataFrame, n_channels: int) -> np.ndarray:
@@ -248,7 +250,7 @@ def check_channel_names(var: pd.DataFrame, n_channels: int, registered: dict[str
         return
     msg = (
         f"obsm[{image_key!r}] has the channels {', '.join(found)}, the model was set up with {', '.join(known)}: other "
-        "names. Channels are taken as they come; where only the names differ, rename them."
+        "names. Channels are used in their order, regardless of names; if only the names differ, rename them."
     )
     warnings.warn(msg, UserWarning, stacklevel=4)
 

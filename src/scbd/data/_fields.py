@@ -138,7 +138,7 @@ def _check_pixels(source: ImageSource, channels: list[str], image_key: str) -> N
     if source.in_memory:
         bad, among = find_non_finite_rows(source), f"{n} cells"
     else:
-        bad, among = rows[~np.isfinite(sample).all(axis=(1, 2, 3))], f"{len(rows)} cells that were looked at"
+        bad, among = rows[~np.isfinite(sample).all(axis=(1, 2, 3))], f"{len(rows)} cells that were checked"
     if bad.size:
         msg = (
             f"obsm[{image_key!r}] has NaN or infinite pixels in {bad.size} of {among} (rows {join_first(bad)}): drop "
@@ -149,8 +149,8 @@ def _check_pixels(source: ImageSource, channels: list[str], image_key: str) -> N
     if len(rows) > 1 and (low == high).any():
         values = ", ".join(f"{channels[i]} ({low[i]:g})" for i in np.flatnonzero(low == high))
         msg = (
-            f"obsm[{image_key!r}] has one value in every pixel of {values}, in {len(rows)} cells looked at: an empty "
-            "channel, or the transparency of a picture, says nothing about cells. Leave it out with channels=…."
+            f"obsm[{image_key!r}] has one value in every pixel of {values}, in {len(rows)} cells that were checked: an "
+            "empty channel, or the transparency of an image, carries no information. Exclude it with channels=…."
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
 
@@ -275,7 +275,7 @@ def match_features(adata: AnnData, inputs: InputLocation, registered: dict[str, 
         if len(names) != len(columns):
             msg = (
                 f"{inputs.where} has {len(names)} features, the model was set up with {len(columns)}. "
-                "Features without names are known by their position: give all of them, in that order."
+                "Features without names are matched by their position: give all of them, in the same order."
             )
             raise ValueError(msg)
         if columns != names:
@@ -351,8 +351,8 @@ def _value_ranges(source: ImageSource, names: list[str], where: str) -> tuple[np
         msg = (
             f"{where} has missing or infinite values in {format_count(bad.sum(), 'feature')} "
             f"({join_first(names[place] for place in np.flatnonzero(bad))}), and in {len(bad_rows):,} of "
-            f"{sum(map(len, parts)):,} cells looked at (rows {join_first(bad_rows)}): drop these features or cells, or "
-            "fill the values in."
+            f"{sum(map(len, parts)):,} cells that were checked (rows {join_first(bad_rows)}): drop these features or "
+            "cells, or fill the values in."
         )
         raise ValueError(msg)
     return low, high

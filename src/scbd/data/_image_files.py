@@ -113,7 +113,11 @@ class FileSource:
         for place, row in enumerate(as_row_numbers(rows, self.shape[0]).tolist()):
             image = self._image(row)
             if image.shape != out.shape[1:] or image.dtype != self.dtype:
-                advice = "use fit='pad' or fit='crop'" if image.shape[1:] != out.shape[2:] else "save all alike"
+                advice = (
+                    "use fit='pad' or fit='crop'"
+                    if image.shape[1:] != out.shape[2:]
+                    else "save all images in the same form"
+                )
                 what = " and ".join(f"{' × '.join(map(str, i.shape))} of {i.dtype}" for i in (image, out[0]))
                 msg = f"{self._path(row, 0)} and the first image differ ({what}): {advice}."
                 raise ValueError(msg)
@@ -370,7 +374,7 @@ def _invert(pixels: np.ndarray, bits: int, path: Path) -> np.ndarray:
         If the pixels are not unsigned integers of up to 16 bits.
     """
     if pixels.dtype.kind != "u" or bits > 16:
-        msg = f"{path} says that 0 is white (MinIsWhite) of {pixels.dtype}: save it with 0 as black (MinIsBlack)."
+        msg = f"{path} stores {pixels.dtype} with 0 as white (MinIsWhite): save it with 0 as black (MinIsBlack)."
         raise ValueError(msg)
     return (2**bits - 1 - pixels).astype(pixels.dtype)
 

@@ -80,7 +80,10 @@ class InputLocation(NamedTuple):
         if not given and IMAGE_KEY in adata.obsm:
             image_key = IMAGE_KEY
         if channels is not None and image_key is None:
-            msg = f"channels={channels!r} are those of images, and there are none: leave it out, or name image_key."
+            msg = (
+                f"channels={channels!r} selects channels of images, but there are no images: drop channels, or give "
+                "image_key."
+            )
             raise ValueError(msg)
         if channels is not None:
             stored = cls(image_key=image_key).stored(adata)

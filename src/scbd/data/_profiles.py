@@ -379,7 +379,7 @@ def _drop_lists(obs: pd.DataFrame, said: list[str]) -> pd.DataFrame:
     Lists cannot be labels of cells.
     """
     lists = [name for name in obs if _holds_lists(obs[name])]
-    said += [f"left out: {_advice_on_lists(name)}" for name in lists]
+    said += [f"dropped: {_advice_on_lists(name)}" for name in lists]
     return obs.drop(columns=lists)
 
 
@@ -503,7 +503,9 @@ def _handle_missing(
         )
         rows = left
     if not (kept.any() and rows.any()):
-        msg = f"{where}: {'; '.join(said)}. Nothing is left: look at it with missing='keep'."
+        msg = (
+            f"{where}: {'; '.join(said)}. No row or feature is left: read the table with missing='keep' to inspect it."
+        )
         raise ValueError(msg)
     holes = holes & rows[:, None]
     if holes.any():
@@ -593,7 +595,7 @@ def _join_columns(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str
     if absent:
         msg = (
             f"{where} and the table share no {absent[0]} ({join_first(obs.columns, 8)}; "
-            f"{join_first(table.columns, 8)}): name columns alike, and give them with on=…."
+            f"{join_first(table.columns, 8)}): give columns with the same meaning the same name, and list them in on=…."
         )
         raise KeyError(msg)
     return keys
@@ -655,7 +657,7 @@ def _read_deepprofiler_field(file: Path, name: Path) -> pd.DataFrame:
         msg = f"{file} cannot be read as features of DeepProfiler ({error}): it is truncated, or foreign."
         raise ValueError(msg) from error
     if features.ndim != 2 or len(locations) != len(features):
-        msg = f"{file} has features {features.shape} and locations {locations.shape}: they must have a row a cell each."
+        msg = f"{file} has features {features.shape} and locations {locations.shape}: both must have one row per cell."
         raise ValueError(msg)
     table = pd.DataFrame(features).add_prefix("feature_")
     if locations.shape[1] >= 2:

@@ -457,11 +457,11 @@ def _output_size_and_dtype(
         msg = f"dtype={wanted.name!r} is not one of images: use {', '.join(IMAGE_DTYPES)}."
         raise TypeError(msg)
     if wanted == np.float16 and stored == np.uint16:
-        msg = "dtype='float16' rounds whole numbers above 2,048, and has none above 65,504: leave uint16 as it is."
+        msg = "dtype='float16' rounds whole numbers above 2,048 and cannot represent values above 65,504: keep uint16."
         raise ValueError(msg)
     if intensity_range is not None:
         if wanted.kind == "f" or wanted == stored:
-            msg = f"From {stored} to {wanted} intensities stay as they are: leave intensity_range out."
+            msg = f"Intensities do not change from {stored} to {wanted}: drop intensity_range."
             raise ValueError(msg)
         found = np.asarray(intensity_range, dtype=np.float32)
         if found.shape not in ((2,), (n_channels, 2)) or not (found[..., 0] < found[..., 1]).all():

@@ -291,7 +291,7 @@ def allocate_output(source: ImageSource, rows: np.ndarray | slice, out: np.ndarr
     """
     n, *image_shape = source.shape
     if not isinstance(rows, slice) and len(rows) and not (rows.min() >= 0 and rows.max() < n):
-        msg = f"Rows {rows.min()} to {rows.max()} were asked for, there are {n}."
+        msg = f"Rows {rows.min()} to {rows.max()} were requested, but there are {n} rows."
         raise IndexError(msg)
     return np.empty((count_rows(rows, n), *image_shape), source.dtype) if out is None else out
 

@@ -175,7 +175,7 @@ def colored_mnist(
     for part, wanted in (("train", n_train), ("t10k", n_test)):
         images, labels = _read_mnist_part(folder, part)
         if wanted is not None and not 0 < wanted <= len(labels):
-            msg = f"There are {len(labels):,} {part} digits, {wanted:,} were asked for."
+            msg = f"There are {len(labels):,} {part} digits, but {wanted:,} were requested."
             raise ValueError(msg)
         keep = rng.permutation(len(labels))[:wanted]
         keep = keep[labels[keep] < n_digits]
@@ -194,7 +194,7 @@ def _check_default_arguments(given: dict[str, Any]) -> None:
     """Raise ``ValueError`` if an argument that ``protocol="authors"`` does not support differs from its default."""
     usual = {"n_train": None, "n_test": None, "n_environments": 2, "imbalance": 0.0, "n_digits": 10}
     if changed := [f"{name}={value!r}" for name, value in given.items() if value != usual[name]]:
-        msg = f"protocol='authors' is one data set, of all digits: leave out {', '.join(changed)}."
+        msg = f"protocol='authors' is one fixed data set of all digits: drop {', '.join(changed)}."
         raise ValueError(msg)
 
 

@@ -191,7 +191,7 @@ def _read_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, s
 def _check_genes(path: Path, asked: Sequence[str], there: set[str]) -> None:
     """Raise a ``ValueError`` that names the requested genes without any cell in the data."""
     if missing := [gene for gene in dict.fromkeys(asked) if gene not in there]:
-        msg = f"{path} has no cell of {len(missing)} of the genes asked for ({join_first(missing)}): leave them out."
+        msg = f"{path} has no cell of {len(missing)} of the requested genes ({join_first(missing)}): drop these genes."
         raise ValueError(msg)
 
 

@@ -74,7 +74,7 @@ def get_named_embeddings(adata: AnnData, embeddings: Embeddings) -> list[Embeddi
         name: [given] if isinstance(given, EmbeddingSource) else list(given) for name, given in embeddings.items()
     }
     if not any(several.values()):
-        msg = "No embedding was asked for: name keys of obsm."
+        msg = "No embedding is given: name keys of obsm."
         raise ValueError(msg)
     check_keys(adata, [key for sources in several.values() for key in sources if isinstance(key, str)])
     return [
@@ -244,7 +244,7 @@ def training_mask(adata: AnnData, trained_on: str | ArrayLike, name: str = "trai
     said = get_label_texts(adata, trained_on)
     trained = np.isin(said, ["True", "train"])
     if not (trained.any() or np.isin(said, _NOT_TRAINED).any()):
-        msg = f"No row of obs[{trained_on!r}] says True or 'train': mark the rows that the embedding was trained on."
+        msg = f"No row of obs[{trained_on!r}] is True or 'train': mark the rows that the embedding was trained on."
         raise ValueError(msg)
     return trained
 
@@ -311,8 +311,8 @@ def warn_if_models_are_mixed(adata: AnnData, *keys: str | Sequence[str] | None) 
     n_models = 1 if apart or FOLD_KEY not in adata.obs else adata.obs[FOLD_KEY].nunique()
     if n_models > 1:
         msg = (
-            f"obs[{FOLD_KEY!r}] names {n_models} models, whose embeddings have nothing in common, and their rows are "
-            f"compared: name {FOLD_KEY!r} beside environment and position (e_key=, position_key=), or give the rows of "
+            f"obs[{FOLD_KEY!r}] names {n_models} models, whose embeddings are unrelated, but whose rows are compared: "
+            f"name {FOLD_KEY!r} in addition to environment and position (e_key=, position_key=), or give the rows of "
             "one fold at a time."
         )
         warnings.warn(msg, UserWarning, stacklevel=3)

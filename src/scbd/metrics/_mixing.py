@@ -131,7 +131,7 @@ def batch_mixing(
             get_label_texts(adata, y_key)[rows], codes, y_key, 3 * n_neighbors
         )
     if len(x) <= n_neighbors:
-        msg = f"n_neighbors={n_neighbors} asks for more cells than there are ({len(x)}): lower n_neighbors."
+        msg = f"n_neighbors={n_neighbors} needs more cells than there are ({len(x)}): lower n_neighbors."
         raise ValueError(msg)
     x_apart, is_point = separate_duplicates(x, rng)
     frame = pd.DataFrame([_mixing_scores(x_apart[group], codes[group], n_neighbors, seed) for group in groups])
@@ -157,16 +157,16 @@ def _rows_of_scorable_perturbations(
     rows = list(pd.Series(labels).groupby(labels).indices.values())
     large = [group for group in rows if len(group) >= at_least]
     if not large:
-        msg = f"No {y_key} has the {at_least} cells that n_neighbors={at_least // 3} asks for: lower n_neighbors."
+        msg = f"No {y_key} has the {at_least} cells that n_neighbors={at_least // 3} needs: lower n_neighbors."
         raise ValueError(msg)
     kept = [group for group in large if len(np.unique(codes[group])) > 1]
     if not kept:
-        msg = f"Within each {y_key} there is one environment only: y and e cannot be told apart here."
+        msg = f"Each {y_key} is in one environment only: effects of y and e cannot be distinguished."
         raise ValueError(msg)
     n_left_out = len(rows) - len(kept)
     if n_left_out:
         logger.warning(
-            "Mixing leaves out %d of %d values of %s, with fewer than %d cells or in one environment only.",
+            "Mixing excludes %d of %d values of %s, which have fewer than %d cells or are in one environment only.",
             *(n_left_out, len(rows), y_key, at_least),
         )
     return kept, n_left_out

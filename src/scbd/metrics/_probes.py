@@ -369,7 +369,7 @@ def _encode_labels_of_embedding(embedding: Any, labels: ArrayLike) -> tuple[np.n
 def _check_finite(embedding: Any) -> None:
     shape = np.shape(embedding)
     if len(shape) != 2:
-        msg = f"The embedding has the shape {shape}: give a row a cell and a column a component."
+        msg = f"The embedding has the shape {shape}: give one row per cell and one column per component."
         raise ValueError(msg)
     check_finite_rows(embedding)
 
@@ -415,7 +415,7 @@ def _split(
         )
         raise ValueError(msg)
     if n_scored < n:
-        logger.warning("The probe leaves out %d of %d labels, with cells in one group only.", n - n_scored, n)
+        logger.warning("The probe excludes %d of %d labels, whose cells are in one group only.", n - n_scored, n)
     return rows[is_train], rows[is_test]
 
 

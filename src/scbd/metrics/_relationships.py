@@ -208,7 +208,7 @@ def get_relations(
         asked = {"net": net is not None, "net_kind": net_kind != "auto", "gene_key": gene_key, "universe": universe}
         asked |= {"max_set_size": max_set_size is not None}
         if said := [name for name, given in asked.items() if given]:
-            msg = f"{' and '.join(said)} cannot be given beside Relations, which have their own: leave it out."
+            msg = f"{' and '.join(said)} cannot be given together with Relations, which have their own: drop it."
             raise ValueError(msg)
         return profiles
     if net is None:

@@ -320,7 +320,7 @@ class ImageModel(TrainMixin):
             n = len(known["features"])
             left_out = len(known["columns"]) - n
             says = f"{n:,} of {self._inputs.where}, {known['dtype']}"
-            says += f", {left_out:,} constant ones left out" * bool(left_out)
+            says += f", {left_out:,} constant ones dropped" * bool(left_out)
             transform = getattr(getattr(self.module, "content", None), "transform", None)
             how = f"→ scaled, {transform.kind} → {transform.output_shape[0]}" if transform is not None else "→ scaled"
             return [("features", says), ("", how + self._within())]

@@ -235,8 +235,8 @@ def add_inferred_environments(
         return [*known, INFERRED]
     if e_key is None:
         msg = (
-            "e_key=None: name the column of obs that says where cells were measured, or give infer_environments=2, for "
-            "example."
+            "e_key=None: name the column of obs with the environment of each cell, such as the well or plate, or infer "
+            "environments, for example with infer_environments=2."
         )
         raise ValueError(msg)
     return e_key
@@ -390,7 +390,8 @@ def _warn_if_labels_differ_in_case(labels: pd.Series, what: str) -> None:
         alike = sorted(zip(plain[twice], np.array(names, dtype=object)[twice.to_numpy()], strict=True))
         _warn(
             f"{len(alike)} labels of {labels.name!r} differ from others only in blanks or case "
-            f"({join_first(repr(name) for _, name in alike)}), and count as {what} of their own: write them alike."
+            f"({join_first(repr(name) for _, name in alike)}), and each counts as {what} of its own: write them "
+            "in the same way."
         )
 
 
@@ -400,7 +401,7 @@ def _warn_if_missing(labels: pd.Series, what: str, controls: Iterable[str] = ())
         if isinstance(word, str) and word not in named and word.strip().lower() in MISSING_WORDS:
             _warn(
                 f"The label {word!r} of {labels.name!r} counts as {what} like any other, of {(labels == word).sum():,} "
-                "cells: if it says that a value is missing, leave them out; if these are controls, name it (control=…)."
+                "cells: if it marks missing values, drop these cells; if it marks controls, name it (control=…)."
             )
 
 

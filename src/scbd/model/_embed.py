@@ -565,9 +565,10 @@ def _warn_if_other_units(
     if off > bound or not (0.1 if of_images else 1) / bound < ratio < bound:
         what = "Channels" if of_images else "Features"
         msg = (
-            f"{what} of these cells are in other units than those that the model was trained on: in the middle they "
-            f"lie {off:.2g} of its standard deviations off, and vary {ratio:.2g} times as much (farthest: "
-            f"{names[int(np.argmax(np.abs(middles)))]}). Their embedding means little: scale them as those were."
+            f"{what} of these cells have other units than the training cells: their median differs by {off:.2g} "
+            f"standard deviations, and they vary {ratio:.2g} times as much (largest difference: "
+            f"{names[int(np.argmax(np.abs(middles)))]}). Their embedding is unreliable: scale them like the training "
+            "cells."
         )
         warnings.warn(msg, UserWarning, stacklevel=5)
 

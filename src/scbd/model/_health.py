@@ -103,14 +103,14 @@ def measure_health(
         )
     elif kept < _MIN_VALIDATION_RATIO:
         warning = (
-            f"z_c has learned training cells by heart: validation cells show {kept:.0%} of what training cells show of "
-            f"the perturbations{', whose means they tell apart' * tells}. Look at new cells alone. More cells "
-            f"help{_augmentation_advice(module)}; with few, a classifier may do better (scbd.baselines.ERMModel)."
+            f"z_c has overfitted the training cells: validation cells have {kept:.0%} of the supervised information of "
+            f"training cells{', although perturbation means differ' * tells}. Evaluate new cells only. More cells "
+            f"help{_augmentation_advice(module)}; with few cells, a classifier may be better (scbd.baselines.ERMModel)."
         )
     elif learned <= 0 and not tells:
         warning = (
-            f"z_c has learned to tell few perturbations apart, if any: it has {learned:.0%} of what the labels say, "
-            f"and {_MEANS_DO_NOT_DIFFER}. {remedy()}"
+            f"z_c has learned to distinguish few perturbations, if any: its normalised supervised information is "
+            f"{learned:.0%}, and {_MEANS_DO_NOT_DIFFER}. {remedy()}"
         )
     return health, warning
 

@@ -211,7 +211,7 @@ class TrainSettings:
         else:
             return replace(self, trainer_kwargs=further)
         if not self.validates(data):
-            msg = f"{given[0]} needs validation, and there is none: {_VALIDATION_REMEDY}."
+            msg = f"{given[0]} needs validation cells, and there are too few: {_VALIDATION_REMEDY}."
             raise ValueError(msg)
         return replace(self, trainer_kwargs=further, validate_every=-(-n_batches // self.n_accumulated_batches))
 

@@ -108,7 +108,7 @@ def choose_split(
     if seen:
         msg = (
             f"{seen:,} of {len(chosen.validation):,} validation cells were trained on in an earlier run of this model: "
-            "their loss says nothing about new cells. Leave split and sizes out to keep the split of that run."
+            "their loss does not measure performance on new cells. Omit split and sizes to keep the split of that run."
         )
         warnings.warn(msg, UserWarning, stacklevel=6)
     return chosen

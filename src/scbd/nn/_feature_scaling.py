@@ -119,8 +119,8 @@ class FeatureScaling(nn.Module):
         features = np.concatenate(parts)
         if not np.isfinite(features).all():
             msg = (
-                "Some cells have missing or infinite features, from which no scale can be learned: drop them, or fill "
-                "the values in (np.isfinite(features).all(axis=1) tells which are fine)."
+                "Some cells have missing or infinite features, from which no scale can be estimated: drop them, or "
+                "fill the values in (np.isfinite(features).all(axis=1) is True for valid cells)."
             )
             raise ValueError(msg)
         reference = features

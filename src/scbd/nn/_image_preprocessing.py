@@ -134,8 +134,8 @@ class Preprocess(nn.Module):
             raise ValueError(msg)
         if not bool(squares.isfinite().all()):
             msg = (
-                "Some cells have NaN or infinite pixels, from which no channel's mean can be learned: drop them, or "
-                "repair their images (np.isfinite(images).all(axis=(1, 2, 3)) tells which are fine)."
+                "Some cells have NaN or infinite pixels, from which no mean of a channel can be estimated: drop them, "
+                "or repair their images (np.isfinite(images).all(axis=(1, 2, 3)) is True for valid cells)."
             )
             raise ValueError(msg)
         mean = total / n
