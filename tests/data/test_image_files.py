@@ -218,7 +218,7 @@ MISREAD: dict[str, tuple[str, int, dict[str, Any]]] = {
 def write_tiff(path: Path, pixels: np.ndarray, how: dict[str, Any]) -> None:
     """Channels first; colours, where they lie together, as Pillow knows them."""
     together = how.get("planarconfig") == "contig"
-    kind = {"photometric": "rgb" if len(pixels) > 2 else "minisblack"} if "extrasamples" in how else {}
+    kind: dict[str, Any] = {"photometric": "rgb" if len(pixels) > 2 else "minisblack"} if "extrasamples" in how else {}
     tifffile.imwrite(path, np.moveaxis(pixels, 0, -1) if together else pixels, **kind, **how)
 
 

@@ -9,7 +9,7 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -356,6 +356,7 @@ def _read_pages_with_tifffile(path: Path) -> list[np.ndarray]:
             msg = f"{path} cannot be read as TIFF, or is truncated ({error})."
         raise ValueError(msg) from error
     found = []
+    page: Any
     for pixels, page in pages:
         # shape of a page in tifffile (page.shaped): separate channels, depth, height, width, interleaved channels
         channels = np.moveaxis(pixels.reshape(page.shaped), -1, 1).reshape(-1, *page.shaped[2:4])

@@ -777,8 +777,8 @@ def fit_logistic(
 
     start = np.zeros_like(unit)
     start[:, -1] = np.log(share) / unit[:, -1]
-    options = {"maxiter": max_iter, "gtol": tolerance, "ftol": 0.0}
-    result = minimize(value, start.ravel(), jac=True, method="L-BFGS-B", options=options)
+    options: Any = {"maxiter": max_iter, "gtol": tolerance, "ftol": 0.0}
+    result: Any = minimize(value, start.ravel(), jac=True, method="L-BFGS-B", options=options)
     if result.status == _LBFGS_ITERATION_LIMIT:
         msg = f"Logistic regression of {n:,} cells and {k:,} labels has not converged in {result.nit} steps."
         warnings.warn(msg, UserWarning, stacklevel=2)

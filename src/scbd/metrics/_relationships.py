@@ -17,7 +17,7 @@ perturbative maps of transcriptional and morphological data.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -184,7 +184,8 @@ def _profiles(profiles: AnnData, gene_key: str | None) -> tuple[np.ndarray, np.n
         )
         raise ValueError(msg)
     check_unmasked("X of the profiles", profiles.X)
-    x = profiles.X.toarray() if sparse.issparse(profiles.X) else np.asarray(profiles.X)
+    values: Any = profiles.X
+    x = values.toarray() if hasattr(values, "toarray") else np.asarray(values)
     bad = ~np.isfinite(x).all(axis=1)
     if bad.any():
         msg = f"{bad.sum()} profiles hold NaN or infinity ({join_first(genes[bad])}): drop them or repair them."
@@ -529,7 +530,8 @@ def relationship_interval(
     """
     several = [get_relations(one, net, net_kind, gene_key, universe) for one in (profiles, other) if one is not None]
     one, two = several[0], several[-1]
-    if list(one.genes) != list(two.genes) or (one.known != two.known).nnz:
+    differing: Any = one.known != two.known if list(one.genes) == list(two.genes) else None
+    if differing is None or differing.nnz:
         msg = (
             f"The genes or relations of profiles and other differ ({len(one.genes):,} and {len(two.genes):,} genes): "
             "give profiles of the same genes in the same order, with one net and one universe."

@@ -145,7 +145,7 @@ class Retrieval:
 
     @property
     def cross_position_chance(self) -> float:
-        """Mean average precision of random rankings for the cross-position score (:attr:`cross_position`)."""
+        """Mean average precision of random rankings for the cross-position score (``cross_position``)."""
         return _mean(self.cross_position_table, "chance")
 
     def scores(self) -> dict[str, float]:

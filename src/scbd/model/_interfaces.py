@@ -94,7 +94,7 @@ class Losses(NamedTuple):
     """
 
     loss: Tensor
-    """Total loss of the batch, which training minimises: a scalar with gradient."""
+    """Total loss of the batch, which training minimises; a scalar with gradient."""
     parts: Mapping[str, Tensor] = MappingProxyType({})
     """Further scalars to log, by name, such as the terms of the loss.
 
@@ -232,7 +232,7 @@ class Objective(nn.Module, ABC):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of the objective that must be equal when an interrupted run is resumed: numbers or texts by name."""
+        """Plain values, by name, that must be equal when an interrupted run is resumed."""
         return {}
 
     @property

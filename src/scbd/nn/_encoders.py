@@ -352,7 +352,7 @@ def densenet121(n_channels: int) -> nn.Module:
 
 # arguments with which MONAI's ResNets have the same outputs, and the same names of weights in the state dict, as
 # torchvision's ResNets
-_RESNET = {"spatial_dims": 2, "conv1_t_stride": 2, "bias_downsample": False, "feed_forward": False}
+_RESNET: dict[str, Any] = {"spatial_dims": 2, "conv1_t_stride": 2, "bias_downsample": False, "feed_forward": False}
 
 ENCODERS: dict[str, Callable[[int], nn.Module]] = {
     "small": small_encoder,

@@ -123,7 +123,7 @@ def explained_variance(
 
     Returns
     -------
-    ``share``, ``error`` and ``freedom`` (see :class:`ExplainedVariance`), scalars, float32 or float64. Only ``share``
+    ``share``, ``error`` and ``freedom`` (see ``ExplainedVariance``), scalars, float32 or float64. Only ``share``
     has a gradient.
 
     Raises
