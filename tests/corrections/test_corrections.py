@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scanpy
+import torch
 from anndata import AnnData
 from helpers.small_tables import Plates, plates, wells
 from hypothesis import given
@@ -23,9 +24,11 @@ from scipy.sparse import csr_matrix
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from scbd import baselines, corrections
+from scbd._shared.linear_maps import LinearMap, random_rotation
 from scbd.corrections import combat, correct, harmony, lda, plda, sphering, standardize_by_environment, tvn, wccn
 from scbd.corrections._correct import CORRECTIONS
 from scbd.datasets import cpjump1
+from scbd.nn import InputTransform
 
 WELLS = plates()
 SEEN = (WELLS.compounds != "3") & ((WELLS.plates != "plate 3") | (WELLS.controls & (WELLS.positions < 20)))
@@ -524,6 +527,25 @@ def test_one_label_differs_from_none(rival):
     wells = plates()
     with pytest.raises(ValueError, match="There is one label to learn from"):
         rival(wells.features, wells.compounds, fit=wells.controls)
+
+
+@pytest.mark.parametrize(
+    ("name", "correction"), [("within", wccn), ("lda", lda), ("plda", plda), ("controls", sphering)]
+)
+def test_input_transform_and_correction_give_the_same_map(monkeypatch, name, correction):
+    # maps are compared in float64; corrections return float32
+    monkeypatch.setattr(LinearMap, "__call__", lambda self, features: features @ self.matrix + self.offset)
+    wells = plates()
+    features = wells.features / wells.features[wells.controls].std(0, ddof=1)  # the scale that corrections use
+    transform = InputTransform(6, name, regularization=0.5, position_weight=0.7).double()
+    transform.fit(features, wells.compounds, wells.controls, wells.positions)
+    mapped = transform(torch.from_numpy(features)).numpy()
+    if name == "plda":  # undo the random rotation of the axes, which the correction does not apply
+        mapped = mapped @ random_rotation(6).T
+    how: dict[str, Any] = {"controls": wells.controls, "regularization": 0.5}
+    if name != "controls":
+        how |= {"labels": wells.compounds, "positions": wells.positions, "position_weight": 0.7}
+    np.testing.assert_allclose(correction(features, **how), mapped, rtol=1e-12, atol=1e-12 * np.abs(mapped).max())
 
 
 def test_settings_out_of_range_are_refused():
