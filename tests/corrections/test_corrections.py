@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scanpy
+import torch
 from anndata import AnnData
 from helpers.small_tables import Plates, plates, wells
 from hypothesis import given
@@ -22,10 +23,12 @@ from scipy.linalg import eigh, sqrtm
 from scipy.sparse import csr_matrix
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from scbd import baselines, corrections
+from scbd import corrections
+from scbd._shared.linear_maps import LinearMap, random_rotation
 from scbd.corrections import combat, correct, harmony, lda, plda, sphering, standardize_by_environment, tvn, wccn
 from scbd.corrections._correct import CORRECTIONS
 from scbd.datasets import cpjump1
+from scbd.nn import InputTransform
 
 WELLS = plates()
 SEEN = (WELLS.compounds != "3") & ((WELLS.plates != "plate 3") | (WELLS.controls & (WELLS.positions < 20)))
@@ -142,7 +145,7 @@ def test_features_that_are_none_are_refused(name, features, message):
     ("fit", "message"),
     [
         ([], "fit selects no row of 92"),
-        (np.zeros(92, dtype=bool), "fit names none of 92 rows: nothing can be learned"),
+        (np.zeros(92, dtype=bool), "fit selects no row of 92"),
         (np.ones(5, dtype=bool), "fit is bool of shape \\(5,\\): give a mask of the 92 rows"),
         ([0, 92], "fit has the row numbers 0 to 92: there are 92 rows, counted from 0"),
         ([-1, 3], "fit has the row numbers -1 to 3: there are 92 rows"),
@@ -164,7 +167,7 @@ GIVEN: dict[str, Any] = {
     "positions": WELLS.positions,
     "fit": SEEN,
 }
-TAKEN = {name: set(signature(getattr(baselines, name)).parameters) for name in baselines.__all__}
+TAKEN = {name: set(signature(getattr(corrections, name)).parameters) for name in corrections.__all__}
 
 
 @pytest.mark.parametrize(
@@ -177,7 +180,7 @@ def test_what_a_mask_hides_is_not_used(name, masked, monkeypatch):
     given = {each: values for each, values in given.items() if each in TAKEN[name]}
     how = {"correction": "TVN" if masked == "environments" else "WCCN"} if name == "correct" else {}
     with pytest.raises(TypeError, match=f"{masked} is a masked array, and .* drop the rows of hidden values, or fill"):
-        getattr(baselines, name)(**given, **how)
+        getattr(corrections, name)(**given, **how)
 
 
 def test_too_few_controls_are_counted():
@@ -294,7 +297,7 @@ def test_a_feature_that_no_control_varies_in_counts_nothing():
     found = sphering(flat, controls=wells.controls, regularization=0)
     np.testing.assert_allclose(found[:, :6], sphering(wells.features, controls=wells.controls, regularization=0))
     assert (found[:, 6] == 0).all()
-    with pytest.raises(ValueError, match="features are constant in all rows that they would be scaled by"):
+    with pytest.raises(ValueError, match="all features are constant in the rows of the fit"):
         sphering(flat[:, 6:], controls=wells.controls)
 
 
@@ -448,8 +451,8 @@ def test_one_label_is_sphering():
     ("given", "message"),
     [
         ({"fit": np.arange(15)}, "Each of 15 labels has one row to learn from"),
-        ({"positions": np.zeros(92)}, "say which rows are controls"),
-        ({"positions": np.zeros(92), "controls": np.arange(15, 23)}, "Controls have one position"),
+        ({"positions": np.zeros(92)}, "positions need controls"),
+        ({"positions": np.zeros(92), "controls": np.arange(15, 23)}, "All controls have the same position"),
         (
             {"positions": np.zeros(5), "controls": np.arange(15, 23)},
             "positions must have one value for each of 92 rows",
@@ -526,6 +529,25 @@ def test_one_label_differs_from_none(rival):
         rival(wells.features, wells.compounds, fit=wells.controls)
 
 
+@pytest.mark.parametrize(
+    ("name", "correction"), [("within", wccn), ("lda", lda), ("plda", plda), ("controls", sphering)]
+)
+def test_input_transform_and_correction_give_the_same_map(monkeypatch, name, correction):
+    # maps are compared in float64; corrections return float32
+    monkeypatch.setattr(LinearMap, "__call__", lambda self, features: features @ self.matrix + self.offset)
+    wells = plates()
+    features = wells.features / wells.features[wells.controls].std(0, ddof=1)  # the scale that corrections use
+    transform = InputTransform(6, name, regularization=0.5, position_weight=0.7).double()
+    transform.fit(features, wells.compounds, wells.controls, wells.positions)
+    mapped = transform(torch.from_numpy(features)).numpy()
+    if name == "plda":  # undo the random rotation of the axes, which the correction does not apply
+        mapped = mapped @ random_rotation(6).T
+    how: dict[str, Any] = {"controls": wells.controls, "regularization": 0.5}
+    if name != "controls":
+        how |= {"labels": wells.compounds, "positions": wells.positions, "position_weight": 0.7}
+    np.testing.assert_allclose(correction(features, **how), mapped, rtol=1e-12, atol=1e-12 * np.abs(mapped).max())
+
+
 def test_settings_out_of_range_are_refused():
     wells = plates()
     with pytest.raises(ValueError, match="n_components=0: give"):
@@ -595,7 +617,7 @@ def test_it_is_given_principal_components_or_the_features(monkeypatch, turned):
     with pytest.raises(ValueError, match="Harmony needs more rows than columns, got \\(4, 4\\): give n_components"):
         harmony(cells[[0, 1, 3, 4]], well[[0, 1, 3, 4]], n_components=None)
     assert harmony(cells[[0, 1, 3, 4]], well[[0, 1, 3, 4]]).shape == (4, 3)
-    with pytest.raises(ValueError, match="There is one environment"):
+    with pytest.raises(ValueError, match="There is only one environment"):
         harmony(cells, well.astype(int) * 0)
     with pytest.raises(ValueError, match="n_components=0: give"):
         harmony(cells, well, n_components=0)

@@ -236,6 +236,108 @@ def discriminant_axes(
     return axes if rows is None else axes * (variances / (variances + 1 / rows))
 
 
+def fit_whitening_matrix(
+    features: np.ndarray,
+    labels: np.ndarray | None,
+    controls: np.ndarray | None,
+    positions: np.ndarray | None,
+    position_weight: float,
+    regularization: float,
+    factor: np.ndarray | None = None,
+) -> np.ndarray:
+    r"""Estimate the matrix that whitens variation of features that is not due to labels.
+
+    With labels, the whitened covariance is that of the rows around the mean of their label (within-class covariance
+    normalisation). Without labels, it is that of the controls (sphering).
+
+    Parameters
+    ----------
+    features
+        Features of the rows from which the matrix is estimated, ``(N, D)``.
+    labels
+        Label of each row, ``(N,)``, or `None`.
+    controls, positions
+        Which rows are controls, boolean ``(N,)``, and the plate position of each row, ``(N,)``. If labels, controls and
+        positions are given, and the controls have several positions, ``position_weight`` times the covariance between
+        the positions' mean features of controls is added to the covariance within labels.
+    position_weight
+        Weight of the covariance between positions.
+    regularization
+        Variance :math:`\lambda` that is added in all directions; see :func:`whitening_matrix`.
+    factor
+        Factor ``(D,)`` by which each feature is multiplied before whitening. Features with a factor of 0 are ignored;
+        for each of these features, one of the last columns of the matrix is 0. Default: features are not scaled.
+
+    Returns
+    -------
+    Matrix ``(D, D)``, float64, which includes the multiplication by ``factor``.
+
+    Raises
+    ------
+    ValueError
+        If ``regularization`` is 0 and the covariance is singular.
+    """
+    spread = covariance(features[controls]) if labels is None else within_covariance(features, labels)
+    if labels is not None and controls is not None and positions is not None:
+        _, means, _ = label_means(features[controls], positions[controls])
+        if len(means) > 1:
+            spread += position_weight * covariance(means)
+    if factor is None:
+        return whitening_matrix(spread, regularization)
+    varying = np.flatnonzero(factor)
+    scaled = spread[np.ix_(varying, varying)] * np.outer(factor[varying], factor[varying])
+    matrix = np.zeros_like(spread)
+    matrix[varying, : len(varying)] = factor[varying, None] * whitening_matrix(scaled, regularization)
+    return matrix
+
+
+def fit_discriminant_axes(
+    features: np.ndarray,
+    labels: np.ndarray,
+    white: np.ndarray,
+    *,
+    weighted: bool,
+    shrinkage: float = 0.0,
+    n_components: int | None = None,
+    n_features: int | None = None,
+    whiten_means: bool = False,
+) -> tuple[np.ndarray, float]:
+    """Estimate the axes along which the means of labels differ most, after whitening within labels.
+
+    Each label has the same weight, whatever its number of rows.
+
+    Parameters
+    ----------
+    features, labels
+        Features ``(N, D)`` and labels ``(N,)`` of the rows from which the axes are estimated.
+    white
+        Matrix ``(D, D)`` that whitens the variation within labels, from :func:`fit_whitening_matrix`.
+    weighted
+        Whether the axes are scaled for profiles that are means of :math:`n` rows, with :math:`n` the median number of
+        rows per label (probabilistic linear discriminant analysis; see ``rows`` of :func:`discriminant_axes`). If not,
+        all axes have length 1, and there are at most L - 1 axes for L labels, because the means of labels do not differ
+        in further directions (linear discriminant analysis).
+    shrinkage, n_components, n_features
+        See :func:`discriminant_axes`.
+    whiten_means
+        Whether the means of labels are whitened before their covariance is computed. By default, their covariance is
+        whitened instead. The two differ only by rounding. With fewer labels than features, however, rounding determines
+        how axes of equal variance are rotated, so that coordinates along these axes are reproduced only if this
+        argument stays the same.
+
+    Returns
+    -------
+    Two values: the axes, as the columns of a matrix ``(D, K)`` that is applied after ``white``, in the order of
+    decreasing variance between labels; and the variance of the whitened means of labels, averaged over ``n_features``
+    directions. If this variance is 0 up to rounding, the axes are arbitrary.
+    """
+    _, means, counts = label_means(features, labels)
+    between = covariance(means @ white) if whiten_means else white.T @ covariance(means) @ white
+    rows = float(np.median(counts)) if weighted else None
+    axes = discriminant_axes(between, shrinkage=shrinkage, n_components=n_components, rows=rows, n_features=n_features)
+    return axes if weighted else axes[:, : len(means) - 1], float(np.trace(between)) / (n_features or len(between))
+
+
 def random_rotation(size: int) -> np.ndarray:
     """Return a random orthogonal matrix ``(size, size)``; its fixed seed makes it the same in every call.
 

@@ -6,19 +6,18 @@ perturbation.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from scbd._shared.checks import check_count, check_number
 from scbd._shared.linear_maps import (
     LinearMap,
-    covariance,
-    discriminant_axes,
+    fit_discriminant_axes,
+    fit_whitening_matrix,
     inverse_deviations,
     label_means,
     whitening_matrix,
-    within_covariance,
 )
 from scbd.corrections._tables import (
     FitTable,
@@ -85,33 +84,7 @@ def sphering(
     True
     """
     table = read_table(features, fit=fit, controls=controls)
-    mean, factor = reference_scaling(table)
-    return whitening_map(mean, factor, covariance(table.features[table.reference]), regularization)(table.features)
-
-
-def whitening_map(mean: np.ndarray, factor: np.ndarray, spread: np.ndarray, regularization: float) -> LinearMap:
-    """Return the linear map that scales features by ``factor``, and then whitens the covariance of the scaled features.
-
-    ``spread`` is the covariance ``(D, D)`` of the features before scaling. Features with a factor of 0 are ignored; for
-    each of these features, one of the last output columns is 0. The map takes the vector ``mean`` to 0.
-
-    Raises
-    ------
-    ValueError
-        If all factors are 0, ``regularization`` is negative, or ``regularization`` is 0 and the covariance is singular.
-    """
-    check_number("regularization", regularization)
-    varying = np.flatnonzero(factor)
-    scaled = spread[np.ix_(varying, varying)] * np.outer(factor[varying], factor[varying])
-    if not varying.size:
-        msg = (
-            "all features are constant in the rows from which the map is estimated: use other rows, or drop these "
-            "features."
-        )
-        raise ValueError(msg)
-    matrix = np.zeros_like(spread)
-    matrix[varying, : len(varying)] = factor[varying, None] * whitening_matrix(scaled, regularization)
-    return LinearMap(matrix, -mean @ matrix)
+    return _fit_whitening_map(table, None, None, 0.0, regularization)(table.features)
 
 
 def tvn(
@@ -320,60 +293,8 @@ def wccn(
     0.0
     """
     table = read_table(features, fit=fit, controls=controls)
-    where = PositionNoise(positions, position_weight)
-    return fit_within_label_map(table, labels, where, regularization).white(table.features)
-
-
-class PositionNoise(NamedTuple):
-    """Positions of cells on their plates, and the weight of the variation between positions in the noise covariance."""
-
-    values: ArrayLike | None
-    weight: float
-
-
-class WithinLabelMap(NamedTuple):
-    """Linear map that whitens the variation of rows within a label, such as a perturbation, and mapped label means."""
-
-    white: LinearMap
-    means: np.ndarray
-    """Mean feature vector of each label, multiplied by the matrix of the map without its offset, float64 ``(L, D)``."""
-    counts: np.ndarray
-    """Number of rows of each label from which the map was estimated, ``(L,)``."""
-
-
-def fit_within_label_map(
-    table: FitTable, labels: ArrayLike, positions: PositionNoise, regularization: float
-) -> WithinLabelMap:
-    """Estimate the map that whitens the variation of rows around the mean of their label, such as a perturbation.
-
-    The map is estimated from the rows in ``table.fit``. Variation between positions is whitened as well, if given.
-    """
-    codes, _ = encode_row_labels("labels", labels, table.fit)
-    learned, codes = table.features[table.fit], codes[table.fit]
-    _, means, counts = label_means(learned, codes)
-    if counts.max() < 2:
-        msg = f"Each of {len(counts)} labels has one row to learn from: how rows of a label differ is not known."
-        raise ValueError(msg)
-    spread = within_covariance(learned, codes) + _position_covariance(table, positions)
-    mean, factor = reference_scaling(table)
-    white = whitening_map(mean, factor, spread, regularization)
-    return WithinLabelMap(white, means @ white.matrix, counts)
-
-
-def _position_covariance(table: FitTable, positions: PositionNoise) -> np.ndarray | float:
-    """Return the covariance of the controls' mean features per position, times its weight; 0 without positions."""
-    check_number("position_weight", positions.weight)
-    if positions.values is None:
-        return 0.0
-    if table.controls is None:
-        msg = "positions tell something where the perturbation is the same: say which rows are controls (controls=...)."
-        raise ValueError(msg)
-    codes, _ = encode_row_labels("positions", positions.values, table.controls)
-    _, means, counts = label_means(table.features[table.controls], codes[table.controls])
-    if len(counts) < 2:
-        msg = "Controls have one position: what positions do is not known. Leave positions out."
-        raise ValueError(msg)
-    return positions.weight * covariance(means)
+    codes = _replicated_label_codes(table, labels)
+    return _fit_whitening_map(table, codes, positions, position_weight, regularization)(table.features)
 
 
 def lda(
@@ -442,10 +363,9 @@ def lda(
     """
     check_count("n_components", n_components)
     table = read_table(features, fit=fit, controls=controls)
-    within = fit_within_label_map(table, labels, PositionNoise(positions, position_weight), regularization)
-    between = _between_covariance(within)
-    axes = discriminant_axes(between, n_components=min(n_components, len(within.means) - 1, len(between)))
-    return _project(table, within, axes)
+    codes = _replicated_label_codes(table, labels)
+    white = _fit_whitening_map(table, codes, positions, position_weight, regularization)
+    return _project_on_discriminants(table, codes, white, weighted=False, n_components=n_components)
 
 
 def plda(
@@ -514,17 +434,61 @@ def plda(
     """
     check_number("shrinkage", shrinkage, most=1)
     table = read_table(features, fit=fit, controls=controls)
-    within = fit_within_label_map(table, labels, PositionNoise(positions, position_weight), regularization)
-    rows = float(np.median(within.counts))
-    return _project(table, within, discriminant_axes(_between_covariance(within), shrinkage=shrinkage, rows=rows))
+    codes = _replicated_label_codes(table, labels)
+    white = _fit_whitening_map(table, codes, positions, position_weight, regularization)
+    return _project_on_discriminants(table, codes, white, weighted=True, shrinkage=shrinkage)
 
 
-def _between_covariance(within: WithinLabelMap) -> np.ndarray:
-    if len(within.means) < 2:
+def _replicated_label_codes(table: FitTable, labels: ArrayLike) -> np.ndarray:
+    """Return the label codes of the rows in ``table.fit``, ``(n_fit,)``, after a check that some label has two rows."""
+    codes = encode_row_labels("labels", labels, table.fit)[0][table.fit]
+    n_labels = len(np.unique(codes))
+    if n_labels == len(codes):
+        msg = f"Each of {n_labels} labels has one row to learn from: how rows of a label differ is not known."
+        raise ValueError(msg)
+    return codes
+
+
+def _fit_whitening_map(
+    table: FitTable, codes: np.ndarray | None, positions: ArrayLike | None, weight: float, regularization: float
+) -> LinearMap:
+    """Return the map that scales features by the rows in ``table.reference``, and then whitens them.
+
+    The mean of these rows is mapped to 0. See :func:`fit_whitening_matrix` for the covariance that is whitened, with
+    and without the label codes ``(n_fit,)`` of the rows in ``table.fit``. ``positions`` ``(N,)`` are those of all rows,
+    and ``weight`` is the weight of the variation between positions.
+    """
+    check_number("position_weight", weight)
+    check_number("regularization", regularization)
+    rows = table.reference if codes is None else table.fit  # without labels, only controls are used
+    controls = None if table.controls is None else table.controls[rows]
+    places = None
+    if positions is not None:
+        if table.controls is None:
+            msg = "positions need controls: choose the rows that are controls with controls=…."
+            raise ValueError(msg)
+        places = encode_row_labels("positions", positions, table.controls)[0][rows]
+        if np.ptp(places[controls]) == 0:
+            msg = (
+                "All controls have the same position, so that effects of positions cannot be estimated: drop positions."
+            )
+            raise ValueError(msg)
+    mean, factor = reference_scaling(table)
+    if not factor.any():
+        msg = "all features are constant in the rows of the fit: use other rows, or drop these features."
+        raise ValueError(msg)
+    learned = table.features[rows]
+    matrix = fit_whitening_matrix(learned, codes, controls, places, weight, regularization, factor)
+    return LinearMap(matrix, -mean @ matrix)
+
+
+def _project_on_discriminants(table: FitTable, codes: np.ndarray, white: LinearMap, **settings: Any) -> np.ndarray:
+    """Apply the map ``white``, and project on the discriminant axes of the label codes ``(n_fit,)`` of rows in fit.
+
+    ``settings`` are further arguments of :func:`fit_discriminant_axes`.
+    """
+    if np.ptp(codes) == 0:
         msg = "There is one label to learn from: in what labels differ is not known."
         raise ValueError(msg)
-    return covariance(within.means)
-
-
-def _project(table: FitTable, within: WithinLabelMap, axes: np.ndarray) -> np.ndarray:
-    return within.white.then(LinearMap(axes, np.zeros(axes.shape[1])))(table.features)
+    axes, _ = fit_discriminant_axes(table.features[table.fit], codes, white.matrix, whiten_means=True, **settings)
+    return white.then(LinearMap(axes, np.zeros(axes.shape[1])))(table.features)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,22 +12,18 @@ from scbd._shared.checks import check_choice, check_count, check_number
 from scbd._shared.linear_maps import (
     covariance,
     discriminant_axes,
-    label_means,
+    fit_discriminant_axes,
+    fit_whitening_matrix,
     random_rotation,
     span_of_rows,
-    whitening_matrix,
-    within_covariance,
 )
-
-if TYPE_CHECKING:
-    pass
 
 Whitening = Literal["within", "controls", "lda", "plda"]
 
 # weight with which the covariance of label means is shrunk towards a multiple of the identity, since a few hundred
 # labels are too few to estimate this covariance in a thousand directions
 _SHRINKAGE = 0.1
-# variance of label means, in units of the variance within labels, below which label means differ only by rounding
+# variance of label means, in units of the variance within labels, up to which label means differ only by rounding
 _BETWEEN_VARIANCE_TOLERANCE = 1e-9
 
 
@@ -160,13 +156,14 @@ class InputTransform(nn.Module):
             ``"plda"``), if there are fewer than two controls (``"controls"``), or if ``regularization`` is 0 and the
             covariance has no inverse.
         """
+        self._check_labels_and_controls(labels, controls)
         basis = span_of_rows(features, self.output_shape[0])
         if basis is None:
-            matrix = self._matrix(features, labels, controls, positions)
+            matrix = self._fit_matrix(features, labels, controls, positions)
         else:
             # with far fewer cells than features, the same map is computed faster in the space that the cells span
             centred = features - features.mean(0, dtype=np.float64)
-            matrix = basis @ self._matrix(centred @ basis, labels, controls, positions)
+            matrix = basis @ self._fit_matrix(centred @ basis, labels, controls, positions)
         known = controls is not None and controls.any()
         mean = features[controls if known else slice(None)].mean(0, dtype=np.float64)
         self.matrix.copy_(torch.from_numpy(matrix))
@@ -177,78 +174,48 @@ class InputTransform(nn.Module):
         """Apply the map to scaled features ``(B, F)``, which gives ``(B, K)``."""
         return features @ self.matrix + self.offset
 
-    def _matrix(
-        self,
-        features: np.ndarray,
-        labels: np.ndarray,
-        controls: np.ndarray | None,
-        positions: np.ndarray | None,
+    def _check_labels_and_controls(self, labels: np.ndarray, controls: np.ndarray | None) -> None:
+        """Check that the map can be estimated from cells with these labels and controls; see :meth:`fit`."""
+        n_labels = len(np.unique(labels))
+        if self.kind == "controls" and (controls is None or controls.sum() < 2):
+            msg = (
+                "whitening='controls' learns from controls, and there are fewer than two among the training cells: "
+                "name them with control=…, or use another whitening."
+            )
+            raise ValueError(msg)
+        if self.kind != "controls" and n_labels == len(labels):
+            msg = (
+                f"Each of the {len(labels)} training cells has a label of its own, so that variation within "
+                "labels is not known. Use replicates, or whitening=None."
+            )
+            raise ValueError(msg)
+        if self.kind in ("lda", "plda") and n_labels < 2:
+            msg = f"whitening={self.kind!r} learns what labels differ in, and all training cells have one label."
+            raise ValueError(msg)
+
+    def _fit_matrix(
+        self, features: np.ndarray, labels: np.ndarray, controls: np.ndarray | None, positions: np.ndarray | None
     ) -> np.ndarray:
         """Compute the matrix ``(D, K)`` of the map for features ``(N, D)`` of training cells.
 
         ``D`` is the number of features. If there are far fewer cells than features, ``D`` is the dimension of the space
         that the cells span, and ``features`` are coordinates in this space.
         """
-        spread = self._spread(features, labels, controls, positions)
-        matrix = whitening_matrix(spread, self.regularization)
-        n_components = self.output_shape[0]
-        between = self._between(features, labels, matrix)
-        if between is not None:
-            # number of cells per profile, where a profile is the mean of all cells of a label
-            rows = float(np.median(np.unique(labels, return_counts=True)[1])) if self.kind == "plda" else None
-            matrix = matrix @ discriminant_axes(
-                between, shrinkage=_SHRINKAGE, n_components=n_components, rows=rows, n_features=len(self.matrix)
+        width, size = self.matrix.shape
+        groups = None if self.kind == "controls" else labels
+        matrix = fit_whitening_matrix(features, groups, controls, positions, self.position_weight, self.regularization)
+        if self.kind in ("lda", "plda"):
+            weighted = self.kind == "plda"
+            axes, variance = fit_discriminant_axes(
+                features, labels, matrix, weighted=weighted, shrinkage=_SHRINKAGE, n_components=size, n_features=width
             )
-            if rows is None:  # means of L labels differ in L - 1 directions; further directions are arbitrary
-                matrix[:, len(np.unique(labels)) - 1 :] = 0
-            else:  # after a rotation, scaling each axis does not undo the weights of the directions
-                matrix = matrix @ random_rotation(n_components)
-        elif n_components < len(self.matrix):
+            if variance > _BETWEEN_VARIANCE_TOLERANCE:
+                matrix = matrix @ axes
+                if weighted:  # after a rotation, scaling each axis does not undo the weights of the axes
+                    return matrix @ random_rotation(size)
+                return np.pad(matrix, ((0, 0), (0, size - matrix.shape[1])))
+        if size < width:
             # the kept directions are those in which the whitened cells have the largest variance; it is large where the
             # variance of all cells exceeds the variance within labels
-            matrix = matrix @ discriminant_axes(matrix.T @ covariance(features) @ matrix, n_components=n_components)
+            matrix = matrix @ discriminant_axes(matrix.T @ covariance(features) @ matrix, n_components=size)
         return matrix
-
-    def _between(self, features: np.ndarray, labels: np.ndarray, matrix: np.ndarray) -> np.ndarray | None:
-        """Compute the covariance of the means of labels after whitening by ``matrix``, ``(D, D)``.
-
-        The result is `None` if it is not needed (``kind`` is neither ``"lda"`` nor ``"plda"``), or if all labels have
-        the same mean.
-        """
-        if self.kind not in ("lda", "plda"):
-            return None
-        _, means, _ = label_means(features, labels)
-        if len(means) < 2:
-            msg = f"whitening={self.kind!r} learns what labels differ in, and all training cells have one label."
-            raise ValueError(msg)
-        between = matrix.T @ covariance(means) @ matrix
-        return between if np.trace(between) > _BETWEEN_VARIANCE_TOLERANCE * len(self.matrix) else None
-
-    def _spread(
-        self, features: np.ndarray, labels: np.ndarray, controls: np.ndarray | None, positions: np.ndarray | None
-    ) -> np.ndarray:
-        """Compute the covariance that whitening equalises, ``(D, D)``: variation that does not depend on labels.
-
-        It is the covariance of the controls for ``"controls"``, otherwise the covariance within labels. The covariance
-        of the means of controls between plate positions is added to the latter if positions are given.
-        """
-        if self.kind == "controls":
-            if controls is None or controls.sum() < 2:
-                msg = (
-                    "whitening='controls' learns from controls, and there are fewer than two among the training cells: "
-                    "name them with control=…, or use another whitening."
-                )
-                raise ValueError(msg)
-            return covariance(features[controls])
-        if len(np.unique(labels)) == len(labels):
-            msg = (
-                f"Each of the {len(labels)} training cells has a label of its own, so that variation within "
-                "labels is not known. Use replicates, or whitening=None."
-            )
-            raise ValueError(msg)
-        spread = within_covariance(features, labels)
-        if controls is not None and positions is not None and self.position_weight:
-            _, means, _ = label_means(features[controls], positions[controls])
-            if len(means) > 1:
-                spread += self.position_weight * covariance(means)
-        return spread
