@@ -392,7 +392,8 @@ def _draw_training(report: Report) -> _Picture | None:
         values = " and ".join(f"{value} on {part} cells" for part, value in ends.items())
         sentences.append(
             f"At the end, the supervised information of z_c is {values}. 0 is as good as a collapsed embedding (all "
-            "cells in one point), 1 means that all perturbations are distinguished."
+            "cells in one point), 1 means that every cell shows its perturbation. "
+            "Values far below 1 are usual if single cells do not show their perturbation clearly."
         )
     if len(ends) == 2:
         sentences.append(
@@ -401,9 +402,9 @@ def _draw_training(report: Report) -> _Picture | None:
         )
     if "train_environment_c" in report.history:
         sentences.append(
-            "The invariance loss measures how much more environments differ than by chance, in standard errors; the "
-            "shaded band is chance. Values below the band are no fault: environments then differ less than by chance, "
-            "because the inputs of each were standardised by its own cells."
+            "The invariance loss measures by how many standard errors environments differ more than by chance. The "
+            "shaded band is the range of chance. Values below the band occur if inputs were standardised per "
+            "environment, and are not a problem."
         )
     sentences.append("The curves should be flat at the end; if they still change, train for longer.")
     alt = "Curves of training and validation by step."

@@ -112,7 +112,7 @@ def collect_report(
         verdict=judged.text,
         next_step=_next_step(judged, has_warnings=bool(judged.notes or warnings)),
         best=judged.best,
-        best_rule=f"the simplest embedding whose score is within {MARGIN:g} of the highest",
+        best_rule=f"the first in the table (the simplest) whose score is within {MARGIN:g} of the highest",
         scores=judged.scores,
         terms={term: text for term, text in TERMS.items() if any(term in name for name in judged.scores["embedding"])},
         cells=AnnData(obs=obs, obsm={key: np.asarray(adata.obsm[key])[held_out] for key in embeddings.values()}),
@@ -229,9 +229,9 @@ def _list_decisions(
         rows.append((*how, "no cells of an environment differ from others by the environment alone"))
     else:
         n = int(reference.rows.sum())
-        why = "controls are the same in all environments"
+        why = "controls are the same perturbation in all environments"
         if reference.kind == "cells":
-            why = "environments hold the same perturbations, so that their means can be compared"
+            why = "environments contain the same perturbations; their means can therefore be compared"
         rows.append((f"standardised by {reference.column}", f"by its {reference.kind}", n, why))
     return pd.DataFrame(rows, columns=["decision", "value", "n_cells", "why"])
 

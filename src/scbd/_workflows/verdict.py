@@ -102,9 +102,9 @@ def _judge_by_retrieval(
         )
         return Verdict(None, text, (), table, replicates)
     text = (
-        f"'{best}' is best: profiles of held-out cells retrieve {found.question.words} with an average precision of "
-        f"{scores[best].value:.2f} (chance {scores[best].chance:.2f}; {int(scores[best].n_units)} perturbations"
-        f"{decisive}); {_describe_lead(scores, considered, best)}."
+        f"'{best}' is best: profiles (means of held-out cells) retrieve {found.question.words} with an average "
+        f"precision of {scores[best].value:.2f} (chance {scores[best].chance:.2f}; {int(scores[best].n_units)} "
+        f"perturbations{decisive}). {_describe_lead(scores, considered, best)}."
     )
     notes = [
         f"{measures[group].words}: {_format_scores(measures[group].scores, _compared_names(scores, best))}."
@@ -192,16 +192,17 @@ def _describe_lead(scores: Mapping[str, EstimatedScore], considered: Collection[
     # The name of a corrected embedding begins with the name of the inputs, as in "features, sphered".
     of_inputs = [name for name in rivals if name.startswith(inputs)]
     equal = [name for name in rivals if scores[name].value >= own - MARGIN]
-    parts = [f"within {MARGIN:g} of it: {_format_scores(scores, equal)}"] if equal else []
+    parts = [f"Within {MARGIN:g} of it: {_format_scores(scores, equal)}"] if equal else []
     lower = [name for name in rivals if name not in equal]
     compared = {*lower[:1], *of_inputs[:1], inputs}
     for name in (name for name in lower if name in compared):
         low, high = scores[best].minus(scores[name]).interval(CONFIDENCE_LEVEL)
         certain = "" if low > 0 else ", so the order of the two is uncertain"
         parts.append(
-            f"'{name}' has {scores[name].value:.2f} (95 % interval of the difference {low:.2f} to {high:.2f}{certain})"
+            f"'{name}' has {scores[name].value:.2f}, a difference of {own - scores[name].value:.2f} (95 % interval "
+            f"{low:.2f} to {high:.2f}{certain})"
         )
-    return "; ".join(parts) or "no other embedding was compared"
+    return "; ".join(parts) or "No other embedding was compared"
 
 
 def _state_environments(labels: CellLabels, environments: Mapping[str, Measure], best: str) -> str:
@@ -220,12 +221,12 @@ def _state_environments(labels: CellLabels, environments: Mapping[str, Measure],
             f"{measure.scores[name].value:.2f} from '{name}' (chance {measure.scores[name].chance:.2f})"
             for name in shown
         )
-        parts.append(
-            f"{column} is predicted among {cells} with an F1 of {values}, by the best of a linear, a quadratic and a "
-            "neighbour classifier"
-        )
+        parts.append(f"the {column} of {cells} is predicted with an F1 of {values}")
     text = "; ".join(parts)
-    return f"{text[0].upper()}{text[1:]}."
+    return (
+        f"{text[0].upper()}{text[1:]}; lower is better. F1 is that of the best of a linear, a quadratic and a "
+        "neighbour classifier."
+    )
 
 
 def _notes_of_design(
@@ -240,8 +241,9 @@ def _notes_of_design(
     environments = " or ".join(labels.environments)
     if question.label is labels.y and not labels.is_unseen.any():
         notes.append(
-            f"Every {labels.y_name} was trained on, which favours embeddings that learn from labels (z_c, WCCN, ERM): "
-            f"their lead may be smaller for a new {labels.y_name}. From 30 perturbations on, a fifth is held out."
+            f"Every {labels.y_name} was trained on (with other cells), which favours embeddings that learn from labels "
+            f"(z_c, WCCN, ERM): their lead may be smaller for a new {labels.y_name}. With 30 perturbations or more, a "
+            "fifth of the perturbations is held out automatically."
         )
     if question.may_share_position:
         notes.append(
