@@ -136,7 +136,8 @@ class BlockStore:
         """
         for key, array in self._open.items():
             file = self._partial / "store" / block_file(array, block)
-            file.unlink(missing_ok=True)  # an interrupted earlier run may have left an incomplete file of this block
+            # an interrupted earlier run may have left an incomplete file of this block
+            file.unlink(missing_ok=True)
             # compressing one block already occupies all cores, so that several blocks at once would only take more
             # memory
             with self._turn:

@@ -26,7 +26,8 @@ _SQLITE_ENDINGS = (".sqlite", ".sqlite3", ".db")
 _ZARR_FILES = ("zarr.json", ".zattrs", ".zgroup", ".zarray")
 _SEPARATORS = {".csv": ",", ".tsv": "\t", ".csv.gz": ",", ".tsv.gz": "\t"}
 TABLE_ENDINGS = (*_SEPARATORS, ".parquet")
-_N_HEAD_ROWS = 5  # number of first rows of a table that are read to detect its kind
+# number of first rows of a table that are read to detect its kind
+_N_HEAD_ROWS = 5
 # _N_SEARCHED_ROWS: number of first rows that are searched for numbers with leading zeros (such as plate 0012) when a
 # whole table is read. Columns with such numbers are read as text.
 # _N_SEARCHED_OF_HEAD: number of first rows that are searched for such numbers when only the head of a table is read.

@@ -23,16 +23,19 @@ if TYPE_CHECKING:
     from scbd.data._sources import ImageSource
 
 INFERRED = "inferred_environment"
-_CELLS_PER_BLOCK = 4096  # number of cells whose inputs are read at a time
+# number of cells whose inputs are read at a time
+_CELLS_PER_BLOCK = 4096
 # maximum number of cells and maximum number of principal axes from which groups are learned; more cells or axes do not
 # improve the estimate of a few groups
 _MAX_CELLS, _MAX_AXES = 20_000, 30
-_MIN_CELLS_PER_ENVIRONMENT = 10  # minimum number of cells to learn from, per environment to infer
+# minimum number of cells to learn from, per environment to infer
+_MIN_CELLS_PER_ENVIRONMENT = 10
 # fraction of the cells that are held out when the mixture is fitted, to test whether cells form groups
 _HELD_OUT_FRACTION = 0.2
 # minimum gain in log-likelihood of the held-out cells that does not raise a warning, in standard errors of the gain
 _MIN_GAIN_IN_STANDARD_ERRORS = 2.0
-_N_SEEDS = 3  # number of random seeds of each of the three initialisations of the mixture
+# number of random seeds of each of the three initialisations of the mixture
+_N_SEEDS = 3
 # size, relative to the largest value, below which a difference, a standard deviation or a variance counts as zero
 _RELATIVE_TOLERANCE = 1e-6
 
