@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 # default obsm key of the images of cells (N, C, H, W); scPortrait and annbatch's image tutorial use the same key
 IMAGE_KEY = "single_cell_images"
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from scbd._shared.checks import check_unmasked, join_first
 from scbd._shared.labels import MISSING_WORDS, get_obs_column
-
-if TYPE_CHECKING:
-    pass
 
 
 def is_numeric_column(values: pd.Series) -> bool:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from tqdm import tqdm
-
-if TYPE_CHECKING:
-    pass
 
 # number of cells above which a progress bar is shown; at 10,000 cells per second, they take about two seconds
 _MIN_CELLS_FOR_BAR = 20_000

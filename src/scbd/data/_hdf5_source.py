@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
 
 from scbd._shared.files import check_file
 from scbd.data._sources import allocate_output, as_row_numbers, check_images, iterate_runs
-
-if TYPE_CHECKING:
-    pass
 
 
 def open_h5(path: Path) -> h5py.File:

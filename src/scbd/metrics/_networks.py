@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -10,10 +10,6 @@ from scipy import sparse
 
 from scbd._shared.checks import check_choice, check_count, join_first
 from scbd._shared.labels import label_text
-
-if TYPE_CHECKING:
-    pass
-
 
 Kind = Literal["pairs", "sets"]
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    pass
 
 # maximum alpha, in nats per standard error, in data where environments interact with labels; alpha reaches it when the
 # normalised supervised information of z_c is 1

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from scbd.model._saved_models import read_part_of_saved_file
-
-if TYPE_CHECKING:
-    pass
 
 
 class ResumableCheckpoint(NamedTuple):

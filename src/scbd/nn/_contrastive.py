@@ -33,7 +33,7 @@ invariance loss  ``reduction="formula"``                               ``reducti
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,9 +42,6 @@ from scbd._shared import linear_maps
 from scbd._shared.checks import check_choice
 from scbd.nn._groups import Groups
 from scbd.nn._log_sum_exp import MIN_TEMPERATURE, log_sum_exp
-
-if TYPE_CHECKING:
-    pass
 
 InvarianceReduction = Literal["listing", "formula", "mean", "mass"]
 
