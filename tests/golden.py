@@ -53,7 +53,6 @@ IMAGE_KEY = "single_cell_images"
 BASELINES = ("CORAL", "DANN", "ERM", "Fish", "GroupDRO", "IRM", "IVAE", "MCVAE", "VAE")
 SIDE_BY_SIDE: dict[str, Any] = {"e_columns": "side_by_side"}
 CROSSED: dict[str, Any] = {"e_columns": "crossed"}
-NUMBERS: dict[str, Any] = {"continuous_covariate_keys": "time"}
 CALLBACKS = "callbacks"  # of train: a list of Lightning's
 TRAIN: dict[str, Any] = {"batch_size": 48, "lr": 1e-3, "seed": 7, "accelerator": "cpu", "enable_progress_bar": False}
 TRAIN |= {"precision": "32-true"}  # the same on every machine
@@ -112,19 +111,19 @@ def case(name: str) -> Callable[[Callable[[], Entries]], Callable[[], Entries]]:
 
 
 def make_cells(n: int = 192, **how: Any) -> AnnData:
-    """With plates that hold all wells, and the time of each cell."""
+    """With plates that hold all wells."""
     cells, rng = small_tables.make_cells(n, **how), np.random.default_rng(1)
     plate = pd.Categorical([f"plate_{i}" for i in rng.integers(2, size=n)])
-    cells.obs = cells.obs.assign(plate=plate, time=rng.uniform(0, 48, n))
+    cells.obs = cells.obs.assign(plate=plate)
     return cells
 
 
 def make_wells() -> AnnData:
-    """With the target of each compound, the time of each well, and features of another kind in a layer."""
+    """With the target of each compound, and features of another kind in a layer."""
     wells = small_tables.make_wells(16, 5, 8, 12)
     n, n_wells = wells.n_obs, wells.obs["well"].nunique()
     target = pd.Categorical([f"target_{i % n_wells // 4}" for i in range(n)])
-    wells.obs = wells.obs.assign(target=target, time=np.random.default_rng(1).uniform(0, 48, n))
+    wells.obs = wells.obs.assign(target=target)
     wells.layers["squared"] = wells.X * np.abs(wells.X)
     return wells
 
@@ -258,7 +257,6 @@ SETTINGS: dict[str, Callable[[], Entries]] = {
     "table lda": lambda: on_wells(
         WELLS | {"layer": "squared"}, {"encoder": "linear", "whitening": "lda", "alpha": 0.01, "n_latent": 4}
     ),
-    "table numbers": lambda: on_wells(WELLS | NUMBERS, {"encoder": "mlp", "whitening": "within"}),
     "table listing": lambda: on_wells(WELLS, PUBLISHED | {"encoder": "linear", "whitening": None}),
 }
 for _name, _function in SETTINGS.items():
@@ -719,12 +717,12 @@ def _() -> Entries:
 # ---- networks and losses --------------------------------------------------------------------------------------------
 
 
-def batch(n: int = 64, d: int = 8, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """An embedding, labels, environments and times."""
+def batch(n: int = 64, d: int = 8, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """An embedding, labels and environments."""
     g = torch.Generator().manual_seed(seed)
     y, e = torch.randint(6, (n,), generator=g), torch.randint(4, (n,), generator=g)
     z = torch.randn(n, d, generator=g) + y[:, None] * torch.randn(d, generator=g) + e[:, None] * 0.3
-    return torch.nn.functional.normalize(z, dim=1), y, e, torch.rand(n, generator=g)
+    return torch.nn.functional.normalize(z, dim=1), y, e
 
 
 def with_gradient(loss: Callable[[torch.Tensor], torch.Tensor], z: torch.Tensor) -> Entries:
@@ -736,7 +734,7 @@ def with_gradient(loss: Callable[[torch.Tensor], torch.Tensor], z: torch.Tensor)
 
 @case("nn/losses")
 def _() -> Entries:
-    z, y, e, t = batch()
+    z, y, e = batch()
     found: Entries = {}
     contrastive = nn.supervised_contrastive_loss
     losses: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -751,7 +749,7 @@ def _() -> Entries:
         "log_normaliser": lambda z: nn.log_normaliser(z, temperature=0.3),
         "log_normaliser without": lambda z: nn.log_normaliser(z, without=e, include_self=False),
         "statistic": lambda z: nn.invariance_statistic([z, z**2], e, y),
-        "statistic of columns": lambda z: nn.invariance_statistic([z], [e, y // 2, nn.Numbers(t)], y),
+        "statistic of columns": lambda z: nn.invariance_statistic([z], [e, y // 2], y),
     }
     for name, loss in losses.items():
         found |= prefixed(name, with_gradient(loss, z))
@@ -762,12 +760,11 @@ def _() -> Entries:
 
 @case("nn/explained_variance")
 def _() -> Entries:
-    z, y, e, t = batch()
+    z, y, e = batch()
     found: Entries = {}
-    for name, environments in {"groups": e, "numbers": nn.Numbers(t)}.items():
-        for partners in ("within", "across"):
-            each = explained(z, environments, y, partners=partners)
-            found |= {f"{name}/{partners}/{i}": value for i, value in enumerate(each)}
+    for partners in ("within", "across"):
+        each = explained(z, e, y, partners=partners)
+        found |= {f"groups/{partners}/{i}": value for i, value in enumerate(each)}
     found["effective_rank"] = nn.effective_rank(z)
     return found
 

@@ -62,8 +62,6 @@ class CellOptions:
     position_key
         Column of the position on the plate, such as the well. If the inputs are features and controls are given, the
         effect of the position is removed.
-    continuous_covariate_keys
-        Numeric columns of which z_c should also be independent, such as row, time or number of cells.
     image_key
         Key of the images in obsm.
     channels
@@ -84,7 +82,6 @@ class CellOptions:
     e_columns: Literal["side_by_side", "crossed"] | None = None
     control: list[str] | None = None
     position_key: str | None = None
-    continuous_covariate_keys: list[str] | None = None
     image_key: str = "single_cell_images"
     channels: list[str] | None = None
     layer: str | None = None
@@ -106,10 +103,10 @@ class CellOptions:
         adata, where = open_cells(
             path, image_key=self.image_key, layer=self.layer, obsm_key=self.obsm_key, missing=self.missing, **how
         )
-        for column in (*self.y_key, *self.e_key, self.position_key, *(self.continuous_covariate_keys or ())):
+        for column in (*self.y_key, *self.e_key, self.position_key):
             if column is not None:
                 get_obs_column(adata.obs, column)
-        names = ("e_columns", "position_key", "continuous_covariate_keys", "channels")
+        names = ("e_columns", "position_key", "channels")
         setup = (
             {"control": self.control and _unwrap_single(self.control)}
             | {name: getattr(self, name) for name in names}

@@ -1,4 +1,4 @@
-"""What is registered of images, features, labels and numbers, and how new cells are held to it."""
+"""What is registered of images, features and labels, and how new cells are held to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from scbd._shared.labels import CROSS_SEPARATOR
 from scbd.data import ArraySource, open_screen
-from scbd.data._fields import FeatureField, ImageField, LabelField, NumberField, match_features
+from scbd.data._fields import FeatureField, ImageField, LabelField, match_features
 from scbd.data._input_location import InputLocation
 
 X = InputLocation(layer="X")
@@ -26,12 +26,10 @@ X = InputLocation(layer="X")
         (ImageField("image", IMAGE_KEY), {"n_channels": 2, "height": 16, "width": 16}),
         (FeatureField("features", InputLocation(obsm_key="dino")), {"n_features": 5}),
         (LabelField("e", ["plate", "well"]), {"n_e": 3}),
-        (NumberField("numbers", ["time", "row"]), {"n_numbers": 2}),
     ],
 )
 def test_fields_are_counted_and_shown(cells, field, stats):
     cells.obsm["dino"] = np.random.default_rng(0).normal(size=(96, 5)).astype(np.float32)
-    cells.obs[["time", "row"]] = np.arange(192).reshape(96, 2)
     field.validate_field(cells)
     state = field.register_field(cells)
     assert field.get_summary_stats(state) == stats
@@ -292,21 +290,3 @@ def test_one_value_is_nothing_to_contrast(cells):
     cells.obs["one"] = "same"
     with pytest.raises(ValueError, match=r"obs\['one'\] \('same'\)"):
         LabelField("y", "one").register_field(cells)
-
-
-# numbers
-
-
-def test_the_order_of_numbers_is_what_counts():
-    cells = make_cells(6)
-    cells.obs["time"] = [1.7e9 + 2, 1.7e9, 1.7e9 + 1, 1.7e9 + 2, 9e9, 1.7e9]  # seconds, which float32 has not
-    cells.obs["row"] = [2, 2, 1, 1, 5, 5]
-    field = NumberField("numbers", ["time", "row"])
-    places = field.places(cells)
-    assert places.tolist() == [[2, 1], [0, 1], [1, 0], [2, 0], [3, 2], [0, 2]] and places.dtype == np.int64
-    np.testing.assert_array_equal(field.get_field_data(cells), cells.obs[["time", "row"]])
-    # to be embedded, cells need none
-    assert field.transfer_field({"columns": ["time"]}, make_cells(6)) == {"columns": ["time"]}
-    cells.obs["time"] = 3.5
-    with pytest.raises(ValueError, match=r"obs\['time'\] \(3.5\)"):
-        field.register_field(cells)

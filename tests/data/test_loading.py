@@ -41,14 +41,6 @@ def test_codes_of_few_bits_come_as_wide_ones():
     assert batch["y"].dtype == batch["e"].dtype == torch.int64
 
 
-def test_numbers_of_cells_come_beside():
-    numbers = np.random.default_rng(0).integers(9, size=(60, 2))
-    data, _ = module(batch_size=8, max_steps=3, numbers=numbers)
-    assert "numbers" not in module()[0].example_batch()
-    for batch in [*data.train_dataloader(), data.example_batch()]:
-        np.testing.assert_array_equal(batch["numbers"], numbers[batch["inputs"][:, 0, 0, 0].numpy()])
-
-
 def test_validation_is_the_same_each_time_and_of_validation_cells():
     data, _ = module(batch_size=8)
     loader = data.val_dataloader()

@@ -1,4 +1,4 @@
-"""SCBDModel as its users meet it: both blocks, several environments, numbers beside them, and features."""
+"""SCBDModel as its users meet it: both blocks, several environments, and features."""
 
 from __future__ import annotations
 
@@ -21,23 +21,19 @@ from scbd.data import open_screen
 from scbd.datasets import simulated_profiles
 from scbd.metrics import label_probe
 from scbd.model._interfaces import PreparedInputs
-from scbd.nn import Numbers
 from scbd.nn._encoders import on_sphere
 
 # a few steps leave BatchNorm's statistics unsettled and z_c squeezed
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 IMAGES, Y, E = torch.randint(0, 255, (24, 2, 16, 16)).byte(), torch.arange(24) % 2, torch.arange(24) // 2 % 3
-NUMBERS = torch.stack([torch.arange(24) * 7 % 24, torch.arange(24) // 5], 1)
-COVARIATES = ["time", "column"]
 WELLS: dict[str, Any] = {"y_key": "compound", "e_key": "plate", "control": "DMSO", "position_key": "well"}
 WHOLE: dict[str, Any] = QUICK | {"train_size": 1.0, "batch_size": None}
 
 
 def cells_in_plates(n: int = 96) -> AnnData:
-    """Cells in two rows of two plates, with a time of their own, in twelve columns."""
-    cells, rng = make_cells(n), np.random.default_rng(1)
-    row = [f"row_{i // 3 % 2}" for i in range(n)]
-    cells.obs = cells.obs.assign(row=row, time=rng.permutation(n) / 7, column=rng.integers(1, 13, n))
+    """Cells in two rows of two plates."""
+    cells = make_cells(n)
+    cells.obs = cells.obs.assign(row=[f"row_{i // 3 % 2}" for i in range(n)])
     return cells
 
 
@@ -109,17 +105,14 @@ def told_of_environments(model: SCBDModel, codes: torch.Tensor) -> PreparedInput
     return PreparedInputs(whole, scaling(whole, codes))
 
 
-@pytest.mark.parametrize("setup", [{"e_key": ["plate", "row"]}, {"continuous_covariate_keys": COVARIATES}])
-def test_z_c_is_to_know_no_environment_and_z_s_to_tell_all(setup):
-    """Each column by itself; of numbers z_s, which is made of clusters, does not hear."""
-    model = make(None, setup, alpha=0.5, smoothing=0, augment=False)
-    numbers = NUMBERS if "continuous_covariate_keys" in setup else None
-    labels = columns_of(model, E) if numbers is None else [E]
+def test_z_c_is_to_know_no_environment_and_z_s_to_tell_all():
+    """Each column by itself."""
+    model = make(None, {"e_key": ["plate", "row"]}, alpha=0.5, smoothing=0, augment=False)
+    labels = columns_of(model, E)
     prepared = told_of_environments(model, torch.stack(labels, 1))
-    losses = model.module(IMAGES, Y, E, numbers=numbers)
+    losses = model.module(IMAGES, Y, E)
     h, passed = model.module.content.forward_with_intermediates(prepared.within)
-    every: list[Any] = labels if numbers is None else [*labels, *map(Numbers, numbers.T)]
-    expected = scbd.nn.invariance_statistic([*passed, on_sphere(h)], every, Y)
+    expected = scbd.nn.invariance_statistic([*passed, on_sphere(h)], labels, Y)
     torch.testing.assert_close(losses.parts["invariance_c"], expected)
     z_s = model.module.style(prepared.whole)
     of_each = [scbd.nn.supervised_contrastive_loss(z_s, column, include_self=False) for column in labels]
@@ -140,8 +133,6 @@ def test_contrastive_forms_are_the_mean_over_columns():
     # the pair is with all of where a cell was
     of_pairs = scbd.nn.supervised_contrastive_loss(z_s, 3 * Y + E, include_self=False)
     torch.testing.assert_close(losses.parts["supervised_s"], of_pairs)
-    with pytest.raises(ValueError, match="time, column"):
-        make(None, {"continuous_covariate_keys": COVARIATES}, invariance="mean")
 
 
 def test_crossed_columns_are_as_one_column_of_their_pairs():
@@ -169,68 +160,13 @@ def test_what_columns_are_is_saved_and_new_environments_are_learned_from(tmp_pat
     assert apart.module.covariates.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [1, 2]]
 
 
-def test_batches_hold_the_order_of_the_numbers_that_are_attached():
-    cells = cells_in_plates()
-    model = make(cells, {"continuous_covariate_keys": COVARIATES})
-    seen: list[dict[str, torch.Tensor]] = []
-    forward = model.module.forward
-
-    def watched(inputs: torch.Tensor, y: torch.Tensor, e: torch.Tensor, **kwargs: Any) -> Any:
-        seen.append({"inputs": inputs, **kwargs})
-        return forward(inputs, y, e, **kwargs)
-
-    model.module.forward = watched  # type: ignore[method-assign]
-    model.train(**QUICK)
-    image = {cells.obsm["single_cell_images"][i].tobytes(): i for i in range(cells.n_obs)}
-    for batch in seen:
-        rows = [image[one.numpy().tobytes()] for one in batch["inputs"]]
-        for column, places in zip(COVARIATES, batch["numbers"].T, strict=True):
-            values = cells.obs[column].to_numpy()
-            np.testing.assert_array_equal(places, np.searchsorted(np.unique(values), values[rows]))
-
-
-def test_the_scale_of_numbers_is_of_no_matter():
-    cells, changed = cells_in_plates(), cells_in_plates()
-    changed.obs = changed.obs.assign(time=np.exp(cells.obs["time"]), column=-3.0 * cells.obs["column"])
-    trained = [make(table, {"continuous_covariate_keys": COVARIATES}) for table in (cells, changed)]
-    for model in (*trained, without := make(cells)):
-        model.train(**QUICK)
-    one, other = map(weights, trained)
-    name = "content.projection.2.weight"
-    assert not torch.equal(one[name], weights(without)[name])
-    for name in one:  # turned round, odd terms change their sign, and rounding
-        torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=1e-4)
-
-
-def test_new_cells_are_embedded_without_numbers_and_trained_with_them(tmp_path):
-    model = make(None, {"continuous_covariate_keys": COVARIATES})
-    model.train(**QUICK)
-    model.train_decoder(**QUICK, width=4, joint=True)
-    model.save(tmp_path / "model")
-    model = SCBDModel.load(tmp_path / "model", cells_in_plates())
-    assert "numbers time, column" in repr(model)
-    np.testing.assert_array_equal(model.adata_manager.get_from_registry("numbers"), model.adata.obs[COVARIATES])
-    missing = make_cells(30, seed=1)
-    missing.obs = missing.obs.assign(time=np.nan, column="A")
-    for new in (make_cells(30, seed=1), missing):
-        assert model.get_latent_representation(new).shape == (30, 6)
-        model.adata = new
-        error: Any = (KeyError, ValueError)
-        with pytest.raises(error, match="'time'"):
-            model.train(**QUICK)
-    new.obs = new.obs.assign(time=np.arange(30.0) * 1e6, column=np.arange(30))
-    model.train(**QUICK)
-
-
-@pytest.mark.parametrize("setup", [{"e_key": ["plate", "row"]}, {"continuous_covariate_keys": "time"}])
-def test_a_run_is_resumed_with_the_environments_it_was_begun_with(setup, tmp_path):
+def test_a_run_is_resumed_with_the_environments_it_was_begun_with(tmp_path):
+    setup = {"e_key": ["plate", "row"]}
     how: dict[str, Any] = QUICK | {"checkpoint_dir": tmp_path, "plan_kwargs": {"lr_decay": False}}
     make(None, setup).train(**how)
     again = how | {"max_steps": 8, "resume": True}
-    name = "e_columns" if "e_key" in setup else next(iter(setup))
-    other = setup | {"e_columns": "crossed"} if "e_key" in setup else {}
-    with pytest.raises(ValueError, match=name):
-        make(None, other).train(**again)
+    with pytest.raises(ValueError, match="e_columns"):
+        make(None, setup | {"e_columns": "crossed"}).train(**again)
     make(None, setup).train(**again)
 
 
@@ -280,11 +216,13 @@ def columns_that_differ(shape: str) -> AnnData:
 
 @pytest.mark.parametrize("shape", ["gradient", "edges and middle"])
 def test_a_gradient_over_columns_is_forgotten_on_plates_that_nobody_saw(shape):
-    """To forget the plate alone leaves it, as to forget nothing does."""
+    """By the recipe for a number: five levels as environments. To forget the plate alone leaves the gradient."""
     wells = columns_that_differ(shape)
+    wells.obs["column_bin"] = pd.qcut(wells.obs["column"], 5).astype(str)
     new, left, f1 = wells.obs[wells.obs["split"] == "test"], {}, {}
-    for name, alpha, keys in (("nothing", 0.0, None), ("plate", 0.05, None), ("both", 0.05, "column")):
-        setup = {"y_key": "compound", "e_key": "plate", "continuous_covariate_keys": keys}
+    both = ["plate", "column_bin"]
+    for name, alpha, e_key in (("nothing", 0.0, "plate"), ("plate", 0.05, "plate"), ("both", 0.05, both)):
+        setup = {"y_key": "compound", "e_key": e_key}
         z_c = on_new_plates(wells, setup, alpha)
         left[name], f1[name] = determination(z_c, new), label_probe(z_c, new["compound"])["f1"]
     assert min(left["nothing"], left["plate"]) > 0.2

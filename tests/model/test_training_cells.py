@@ -129,6 +129,26 @@ def test_files_that_are_no_saved_model(trained, tmp_path):
         SCBDModel.load(tmp_path / "model")
 
 
+def test_models_of_versions_with_continuous_covariates(trained, cells, tmp_path):
+    """They are loaded if they used none, and refused with a reason otherwise."""
+    path = tmp_path / "model" / "model.pt"
+    trained.save(tmp_path / "model")
+    saved = torch.load(path, weights_only=False)
+    setup = saved["attr_dict"]["registry_"]["setup_args"]
+    setup["continuous_covariate_keys"] = None
+    torch.save(saved, path)
+    attached, later = SCBDModel.load(tmp_path / "model", cells), SCBDModel.load(tmp_path / "model", adata=False)
+    later.adata = cells
+    for model in (attached, later):
+        np.testing.assert_allclose(model.get_latent_representation(), trained.get_latent_representation(cells))
+    attached.save(tmp_path / "again")
+    SCBDModel.load(tmp_path / "again", cells)
+    setup["continuous_covariate_keys"] = ["time"]
+    torch.save(saved, path)
+    with pytest.raises(ValueError, match=r"continuous_covariate_keys=\['time'\].*train a new model.*qcut"):
+        SCBDModel.load(tmp_path / "model", cells)
+
+
 class Harm:
     """Makes a file when it is unpickled."""
 

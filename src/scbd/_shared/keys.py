@@ -35,8 +35,6 @@ IMAGE_REGISTRY = "image"
 FEATURE_REGISTRY = "features"
 # registry key of the position of cells on the plate
 POSITION_REGISTRY = "position"
-# registry key of the continuous covariates of cells
-COVARIATE_REGISTRY = "numbers"
 # registry key of the perturbation label
 Y_REGISTRY = "y"
 # registry key of the environment label

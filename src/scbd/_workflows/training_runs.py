@@ -113,7 +113,7 @@ def describe_training_data(adata: AnnData, setup: Mapping[str, Any], split: Any 
         If the images or features or a column of labels are missing, or if a cell has no label.
     """
     inputs = locate_inputs(adata, setup)
-    names = ("y_key", "e_key", "position_key", "continuous_covariate_keys")
+    names = ("y_key", "e_key", "position_key")
     keys = [column for name in names if setup.get(name) is not None for column in as_columns(setup[name])]
     looked_at = {key: label_values(adata.obs, key) for key in keys}
     if isinstance(split, str) and split in adata.obs:

@@ -1,6 +1,6 @@
 """Zarr stores of images or embeddings whose arrays are written in blocks of rows.
 
-If writing is interrupted, a second attempt continues with the blocks that are missing.
+If the writing of a store is interrupted, a later run writes only the missing blocks.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class BlockStore:
         return slice(block * self._block_size, min((block + 1) * self._block_size, self._n))
 
     def begin(self) -> np.ndarray:
-        """Create the incomplete store, or open the one that an earlier run has begun.
+        """Create the incomplete store, or open the incomplete store of an earlier run.
 
         Returns
         -------
@@ -100,7 +100,7 @@ class BlockStore:
         FileExistsError
             If the final path holds a store that was written from other cells or with other settings.
         ValueError
-            If the folder for the incomplete store holds one that was begun with other cells or other settings.
+            If the folder for the incomplete store holds a store that was begun with other cells or other settings.
         """
         if self._path.exists():
             if _read_store_attributes(self._path).get("digest") != self._digest:
@@ -110,8 +110,8 @@ class BlockStore:
         store = self._partial / "store"
         if not store.exists():
             shutil.rmtree(self._partial, ignore_errors=True)
-            # write to a folder with a unique name and rename it, since another process may begin the same store at the
-            # same time
+            # write the store to a folder with a unique name and then rename the folder, since another process may begin
+            # the same store at the same time
             own = self._partial.with_name(f"{self._partial.name}.{uuid4().hex}")
             try:
                 (own / "done").mkdir(parents=True)
@@ -164,7 +164,7 @@ class BlockStore:
         with suppress(FileNotFoundError):  # another process may have moved the complete store already
             os.rename(self._partial / "store", self._path)
         shutil.rmtree(self._partial, ignore_errors=True)
-        # folders with a unique name remain if a process is killed while it begins the store
+        # delete folders with a unique name, which remain if a process is killed while it begins the store
         for left in self._partial.parent.glob(f"{glob_escape(self._partial.name)}.*"):
             shutil.rmtree(left, ignore_errors=True)
         return True

@@ -1,4 +1,4 @@
-"""Names of image channels, choice of the channels to use, and comparison of new images with those of a model."""
+"""Names and choice of image channels, and comparison of the images of new cells with the images of a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from scbd.data._sources import ImageSource
 
 logger = logging.getLogger(__name__)
 
-# image channels to use, in order: a sequence of their names or numbers, or a mapping {new name: name or number}
+# Image channels to use, in this order. A sequence holds names or numbers of channels. A mapping {new name: name or
+# number} also renames the channels.
 Channels: TypeAlias = Sequence[str | int] | Mapping[str, str | int]
 
 
@@ -59,8 +60,8 @@ def taken_channels(
     ------
     KeyError, ValueError
         If a requested channel does not exist, or if ``var["channels"]`` does not have one name per channel of the
-        images. If ``channels`` is not given, also if ``var`` names fewer channels than the images have: it is then
-        unclear which channels the names belong to.
+        images. An error is also raised if ``channels`` is not given and ``var`` names fewer channels than the images
+        have, since it is then unclear which channels have these names.
     """
     names = channel_names(var, n_channels, image_key)
     if channels is not None:
@@ -111,8 +112,8 @@ def resolve_channels(names: Sequence[str], channels: Channels, where: str) -> tu
 def channels_by_name(names: Sequence[str], channels: Channels) -> Channels:
     """Replace channel numbers by channel names in a choice of image channels.
 
-    A model later applies the choice to the images of new cells. If these have fewer channels, a channel has another
-    number there, but the same name. A number is kept if several channels have the name.
+    A model later applies the choice to images of new cells. In images with fewer channels, a channel may have another
+    number, but it has the same name. A channel number is kept if several channels have the same name.
     """
 
     def plain(one: str | int) -> str | int:
@@ -211,7 +212,7 @@ def _are_default_names(names: Sequence[str]) -> bool:
 def check_channel_names(var: pd.DataFrame, n_channels: int, registered: dict[str, Any], image_key: str) -> None:
     """Compare the channel names of the images of new cells with the names with which a model was set up.
 
-    The comparison requires that both the new images and the images of the model have channel names. Channels are never
+    Channels are compared only if both the new images and the images of the model have channel names. Channels are never
     reordered automatically: ``adata[:, names]`` reorders the channel names in ``var`` but not the images in ``obsm``.
     The order of the names therefore does not prove the order of the images.
 
@@ -222,7 +223,7 @@ def check_channel_names(var: pd.DataFrame, n_channels: int, registered: dict[str
     n_channels
         Number of channels of the stored images of the new cells.
     registered
-        Entries of the model's registry that :class:`~scbd.data._fields.ImageField` recorded.
+        Properties of the model's images, such as channel names, that :class:`~scbd.data._fields.ImageField` recorded.
     image_key
         Key of the images in ``obsm``, for messages.
 
@@ -266,19 +267,19 @@ def _check_order(found: list[str], known: list[str], image_key: str) -> None:
 def check_images_match_registered(
     source: ImageSource, registered: dict[str, Any], image_key: str, resize: bool | None = None
 ) -> None:
-    """Raise if the images of new cells differ in dtype, channels or size from those with which a model was set up.
+    """Raise if images of new cells differ in dtype, channels or size from the images with which a model was set up.
 
     Parameters
     ----------
     source
         Images of the new cells.
     registered
-        Entries of the model's registry that :class:`~scbd.data._fields.ImageField` recorded.
+        Properties of the model's images, such as channel names, that :class:`~scbd.data._fields.ImageField` recorded.
     image_key
         Key of the images in ``obsm``, for messages.
     resize
         Whether the model resizes images. If true, new images may have another size, but must have the same aspect
-        ratio. If false, they must have the same size. `None`: not known yet, the size is not checked.
+        ratio. If false, they must have the same size. If `None`, the size is not checked.
 
     Raises
     ------

@@ -25,8 +25,8 @@ Edge: TypeAlias = Literal["zeros", "reflect", "drop"]
 Mask: TypeAlias = Literal["neighbours", "background"]
 
 LABEL_COLUMN, AREA_COLUMN = "label", "area"
-# side of the square tiles, in pixels, into which a field of view is divided: requested cells of one tile are read
-# together. Most fields of view fit into one tile, whole slides do not.
+# Side, in pixels, of the square tiles into which a field of view is divided. Requested cells of the same tile are read
+# together. Most fields of view fit into one tile; whole slides do not.
 _TILE_SIDE = 4_096
 
 
@@ -53,8 +53,8 @@ def crop_cells(
     Parameters
     ----------
     images
-        Mapping from names to fields, which are arrays ``(channels, height, width)`` or ``(height, width)`` of numpy,
-        Zarr, dask, h5py or xarray; or one such array.
+        Fields of view, as a mapping from the name of each field to an array, or as a single array. Arrays have the
+        shape ``(channels, height, width)`` or ``(height, width)``, and may be of numpy, Zarr, dask, h5py or xarray.
     cells
         Table with one row per cell. It holds the name of the cell's field (not required for a single field) and the
         cell's position in pixels. If ``labels`` is given, a column ``label`` with the cell's segmentation label is
@@ -77,14 +77,14 @@ def crop_cells(
 
         - ``"zeros"`` (the default): the part outside of the field is filled with zeros;
         - ``"reflect"``: the part outside of the field is filled with the field mirrored at its last pixel;
-        - ``"drop"``: cells with such crops are excluded.
+        - ``"drop"``: cells whose crop reaches over the edge are excluded.
     mask
         Pixels of each crop that are set to zero, which requires ``labels``:
 
         - ``"neighbours"``: pixels with the label of another cell;
         - ``"background"``: all pixels outside of the cell's own label.
 
-        Default: no pixels.
+        Default: no pixel is set to zero.
 
     Returns
     -------
@@ -162,7 +162,7 @@ class _CropSource:
     number
         Position of each cell's field in ``fields``, ``(N,)``.
     centres
-        Pixel (y and x) of the field that contains each cell's centroid, ``(N, 2)``.
+        Pixel that contains the centroid of each cell, as y and x in the cell's field, ``(N, 2)``.
     size
         Height and width of the crops, in pixels.
     channels
@@ -170,7 +170,7 @@ class _CropSource:
     edge, mask
         See :func:`crop_cells`.
     own
-        Segmentation label of each cell, ``(N,)``; `None` without ``mask``.
+        Segmentation label of each cell, ``(N,)``; `None` if ``mask`` is `None`.
     chunk_rows
         Mean number of cells per tile. Reading one cell of a tile takes about as long as reading all its cells.
     """
@@ -236,10 +236,13 @@ class _CropSource:
 
 
 def _window_pixels(centres: np.ndarray, size: int, length: int, *, reflect: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pixels that n crops cover along one axis of their field, and a mask of those beyond its edge.
+    """Return the positions of the pixels that n crops cover along one axis (y or x) of their field.
 
-    Both are arrays ``(n, size)``. With ``reflect``, pixels beyond the edge are replaced by the mirrored pixels inside
-    of the field, and the mask marks no pixel.
+    Returns
+    -------
+    Positions of the pixels, integers ``(n, size)``, and a boolean mask ``(n, size)`` of the pixels beyond the edge of
+    the field. With ``reflect``, each pixel beyond the edge is replaced by its mirror image inside of the field, and the
+    mask marks no pixel.
     """
     wanted = (centres - size // 2)[:, None] + np.arange(size)
     if reflect:  # the field is mirrored at its last pixel, which is not repeated
@@ -322,7 +325,7 @@ def _add_label_positions(
 ) -> pd.DataFrame:
     """Add the centroid and area of each cell's segmentation label to the table of cells.
 
-    Without a table, create one that has a row for each label of each field of view.
+    If ``table`` is `None`, create a table with one row per segmentation label of each field of view.
 
     Raises
     ------
@@ -413,7 +416,7 @@ def _raise_if_any(bad: np.ndarray | pd.Series, what: str) -> None:
     bad
         Mask of the invalid cells, boolean ``(N,)``.
     what
-        Defect of these cells, as the predicate of a sentence whose subject is "cells".
+        Defect of the invalid cells, such as "have a label without pixels". It follows the word "cells" in the message.
 
     Raises
     ------
@@ -427,7 +430,7 @@ def _raise_if_any(bad: np.ndarray | pd.Series, what: str) -> None:
 
 
 def _check_arguments(size: Any, edge: Any, mask: Any, cells: Any, labels: Any) -> None:
-    """Raise ``ValueError`` if an argument of :func:`crop_cells` is invalid, or if a required one is missing."""
+    """Raise ``ValueError`` if an argument of :func:`crop_cells` is invalid, or if a required argument is missing."""
     check_choice("edge", edge, Edge)
     check_choice("mask", mask, (*get_args(Mask), None))
     check_count("size", size)

@@ -1,6 +1,6 @@
 """Fields of an AnnData (as defined by scvi-tools) that ``setup_anndata`` registers and checks.
 
-There are fields of images, features, categorical labels and numbers. A model compares the fields of new cells with the
+There are fields of images, features and categorical labels. A model compares the fields of new cells with the
 registered ones.
 """
 
@@ -18,7 +18,6 @@ from scvi.data.fields import BaseAnnDataField
 from scbd._shared.checks import format_count, inflect, join_first
 from scbd._shared.keys import Y_REGISTRY
 from scbd._shared.labels import CROSS_SEPARATOR, as_columns, encode_labels, label_values
-from scbd._shared.numeric_tables import read_numeric_column
 from scbd.data._channels import channel_names, check_images_match_registered, log_excluded_masks
 from scbd.data._input_location import InputLocation
 from scbd.data._sources import ColumnSource, find_non_finite_rows
@@ -358,23 +357,7 @@ def _value_ranges(source: ImageSource, names: list[str], where: str) -> tuple[np
     return low, high
 
 
-class _ObsField(BaseAnnDataField):
-    """AnnData field that consists of one or several columns of ``obs``."""
-
-    registry_key: str = ""
-    attr_name = "obs"
-    attr_key: str = ""
-    is_empty = False
-
-    def __init__(self, registry_key: str, columns: str | Sequence[str]) -> None:
-        self.registry_key = registry_key
-        self.columns = as_columns(columns)
-        # name of the field in scvi-tools. Names of several columns are joined to a name that is not a column of obs, so
-        # that no single column is mistaken for the combined label.
-        self.attr_key = CROSS_SEPARATOR.join(self.columns)
-
-
-class LabelField(_ObsField):
+class LabelField(BaseAnnDataField):
     """AnnData field of a categorical label in ``obs``, such as the perturbation or the environment of each cell.
 
     Several columns are combined into one label.
@@ -387,6 +370,18 @@ class LabelField(_ObsField):
         Name of one column, or names of several. Each combination of their values that occurs in a cell becomes one
         category of the label.
     """
+
+    registry_key: str = ""
+    attr_name = "obs"
+    attr_key: str = ""
+    is_empty = False
+
+    def __init__(self, registry_key: str, columns: str | Sequence[str]) -> None:
+        self.registry_key = registry_key
+        self.columns = as_columns(columns)
+        # name of the field in scvi-tools. Names of several columns are joined to a name that is not a column of obs, so
+        # that no single column is mistaken for the combined label.
+        self.attr_key = CROSS_SEPARATOR.join(self.columns)
 
     def validate_field(self, adata: AnnData) -> None:
         """Check that every cell has a label, and that the cells have at least two different labels.
@@ -474,61 +469,3 @@ class LabelField(_ObsField):
             )
             raise ValueError(msg)
         return labels
-
-
-class NumberField(_ObsField):
-    """AnnData field of numeric columns in ``obs``, such as time, whose order is used.
-
-    Parameters
-    ----------
-    registry_key
-        Name of the numbers in the scvi-tools registry of the model.
-    columns
-        Name of one column, or names of several.
-    """
-
-    def validate_field(self, adata: AnnData) -> None:
-        """Check that every cell has a finite number in each column, and that the numbers of each column vary."""
-        self.places(adata)
-
-    def register_field(self, adata: AnnData) -> dict[str, Any]:
-        """Check the numbers of the cells, and return the names of their columns as entries to register."""
-        self.validate_field(adata)
-        return {"columns": list(self.columns)}
-
-    def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
-        """Return the registered entries unchanged.
-
-        New cells may lack the numbers, because cells are embedded without them.
-        """
-        return dict(state_registry)
-
-    def get_field_data(self, adata: AnnData) -> np.ndarray:
-        """Return the numbers of each cell in the K columns of this field, float64 ``(N, K)``."""
-        return np.stack([read_numeric_column(adata.obs, column) for column in self.columns], axis=1)
-
-    def places(self, adata: AnnData) -> np.ndarray:
-        """Return the rank of each cell's number among the distinct numbers of its column, int64 ``(N, K)``.
-
-        Ranks begin with 0. Equal numbers have the same rank.
-
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            If a column is missing, is not numeric, has a value that is missing or not finite, or has only one distinct
-            value.
-        """
-        numbers = self.get_field_data(adata)
-        for column, values in zip(self.columns, numbers.T, strict=True):
-            if (values == values[0]).all():
-                msg = f"Every cell has the same obs[{column!r}] ({values[0]:g}): there is nothing to forget of it."
-                raise ValueError(msg)
-        return np.stack([np.unique(values, return_inverse=True)[1] for values in numbers.T], axis=1)
-
-    def get_summary_stats(self, state_registry: dict[str, Any]) -> dict[str, Any]:
-        """Return the number of registered columns with numbers."""
-        return {f"n_{self.registry_key}": len(state_registry["columns"])}
-
-    def view_state_registry(self, state_registry: dict[str, Any]) -> rich.table.Table | None:
-        """Return a table with the names of the registered columns, which scvi-tools prints."""
-        return _registry_table(self.registry_key, columns=", ".join(state_registry["columns"]))

@@ -18,7 +18,7 @@ from scbd._shared.files import check_file, existing_path, local_path
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# name of the column that states the file of each row, if one table is read from several files
+# name of the column that states from which file each row was read, if a table is read from several files
 SOURCE_COLUMN = "source"
 IMAGE_ENDINGS = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")
 HDF5_ENDINGS = (".h5ad", ".h5sc", ".h5", ".hdf5")
@@ -26,11 +26,12 @@ _SQLITE_ENDINGS = (".sqlite", ".sqlite3", ".db")
 _ZARR_FILES = ("zarr.json", ".zattrs", ".zgroup", ".zarray")
 _SEPARATORS = {".csv": ",", ".tsv": "\t", ".csv.gz": ",", ".tsv.gz": "\t"}
 TABLE_ENDINGS = (*_SEPARATORS, ".parquet")
-# number of first rows of a table that are read to detect its kind
+# number of rows at the top of a table that are read to detect what the table holds, such as features
 _N_HEAD_ROWS = 5
-# _N_SEARCHED_ROWS: number of first rows that are searched for numbers with leading zeros (such as plate 0012) when a
-# whole table is read. Columns with such numbers are read as text.
-# _N_SEARCHED_OF_HEAD: number of first rows that are searched for such numbers when only the head of a table is read.
+# Columns that hold numbers with leading zeros, such as plate 0012, are read as text. Such columns are found by a search
+# of the rows at the top of a table.
+# _N_SEARCHED_ROWS: number of rows that are searched when a whole table is read.
+# _N_SEARCHED_OF_HEAD: number of rows that are searched when only the first rows of a table are read.
 _N_SEARCHED_ROWS, _N_SEARCHED_OF_HEAD = 1_000, 100
 _LEADING_ZERO = re.compile(r"^0\d+$", re.MULTILINE)
 # names of folders that macOS adds to archives; they hold no data
@@ -311,8 +312,8 @@ def _columns_with_leading_zeros(rows: pd.DataFrame) -> list[str]:
 
     Such numbers are names, for example of plates and wells. Without the zeros, different names could become equal.
     """
-    # all values are text; joining the values of a column and searching once is a hundred times faster than one search
-    # per value
+    # Join all values of a column, which are text, and search them once. This is a hundred times faster than one search
+    # per value.
     return [name for name in rows if _LEADING_ZERO.search("\n".join(rows[name]))]
 
 
@@ -340,7 +341,8 @@ def _restore_words(table: pd.DataFrame, path: Path, separator: str, n_rows: int 
         how = {"keep_default_na": False, "na_values": [""], "dtype": str}
         text = pd.read_csv(path, sep=separator, nrows=n_rows, usecols=places, **how)
         for place, (_, words) in zip(places, text.items(), strict=True):
-            if words.notna().any():  # an empty column stays numeric: it may hold numbers in other files
+            # a column without values stays numeric, since the same column may hold numbers in other files
+            if words.notna().any():
                 table[table.columns[place]] = words
     return table
 
@@ -355,7 +357,8 @@ def _has_two_rows_of_names(rows: pd.DataFrame) -> bool:
         return False
     first, below, least = rows.iloc[0], rows.iloc[1:], max(2, rows.shape[1] / 2)
     is_word = pd.to_numeric(first, errors="coerce").isna() & (first != "")
-    if is_word.sum() < least:  # few words in the first row, as in nearly all tables: no column need be converted
+    # in nearly all tables, the first row holds few words, and no column need be converted to numbers
+    if is_word.sum() < least:
         return False
     is_number = below.apply(lambda column: pd.to_numeric(column, errors="coerce")).notna()
     words_above = is_word & (is_number | (below == "")).all() & is_number.any()

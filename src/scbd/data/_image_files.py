@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
     from PIL.Image import Image
 
-# rule by which images get one size: "pad" to the smallest square that contains every image, "crop" to the largest
-# square that every image contains, or a given size in pixels
+# Rule by which images of different sizes get one size. "pad" enlarges images to the smallest square that contains every
+# image. "crop" cuts images to the largest square that every image contains. Numbers are a size in pixels.
 Fit: TypeAlias = Literal["pad", "crop"] | int | tuple[int, int]
 
-# pixel formats (Pillow's modes) that are read directly: grey of 8, 16 and 32 bits, and colours, with or without
-# transparency
+# Pixel formats (Pillow's modes) that are read directly. They are grey of 8, 16 and 32 bits, and colours, with or
+# without transparency.
 _READ_MODES = ("L", "LA", "I;16", "I;16B", "I", "F", "RGB", "RGBA")
-# pixel formats (Pillow's modes) that are converted to another one: black and white to grey, indices of a palette to
-# colours
+# Pixel formats (Pillow's modes) that are converted before they are read. Black and white is converted to grey, and
+# indices of a palette are converted to colours.
 _CONVERTED_MODES = {"1": "L", "P": "RGB", "PA": "RGBA"}
 # largest number up to which float32 represents every integer exactly
 _MAX_EXACT_INTEGER = 2**24
-# first four bytes of TIFF files and of BigTIFF files (larger than 4 GiB), in either byte order
+# first four bytes of TIFF files, and of BigTIFF files (TIFF files larger than 4 GiB), in either byte order
 _TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-# numbers of the TIFF tags for bits per sample, photometric interpretation, samples per pixel, kind of extra samples
-# (such as transparency), and sample format (such as signed integer)
+# Numbers of TIFF tags. _BITS: bits per sample. _PHOTOMETRIC: photometric interpretation. _SAMPLES: samples per pixel.
+# _EXTRA: kind of extra samples, such as transparency. _FORMAT: sample format, such as signed integer.
 _BITS, _PHOTOMETRIC, _SAMPLES, _EXTRA, _FORMAT = 258, 262, 277, 338, 339
-# values of TIFF tags: photometric interpretation in which 0 is white; extra samples that are an alpha channel with
-# premultiplied colours; sample format of signed integers
+# Values of TIFF tags. _MIN_IS_WHITE: photometric interpretation in which 0 is white. _PREMULTIPLIED: extra samples that
+# are an alpha channel with premultiplied colours. _SIGNED: sample format of signed integers.
 _MIN_IS_WHITE, _PREMULTIPLIED, _SIGNED = 0, 1, 2
 
 
@@ -138,7 +138,8 @@ class FileSource:
         ValueError
             If a path lies outside of the folder.
         """
-        roots = self._folder, os.path.realpath(self._folder)  # an absolute path may begin with links or their targets
+        # an absolute path in the table may name the folder by a link, or by the target of the link
+        roots = self._folder, os.path.realpath(self._folder)
         listed: dict[str, set[str]] = {}
         missing = []
         for row, several in enumerate(self._paths):
@@ -358,7 +359,8 @@ def _read_pages_with_tifffile(path: Path) -> list[np.ndarray]:
     found = []
     page: Any
     for pixels, page in pages:
-        # shape of a page in tifffile (page.shaped): separate channels, depth, height, width, interleaved channels
+        # page.shaped is the shape of a page in tifffile. Its axes are separate channels, depth, height, width, and
+        # interleaved channels.
         channels = np.moveaxis(pixels.reshape(page.shaped), -1, 1).reshape(-1, *page.shaped[2:4])
         if page.photometric == _MIN_IS_WHITE:
             channels = _invert(channels, page.bitspersample, path)
@@ -389,7 +391,8 @@ def _page_pixels(page: Image, path: Path) -> np.ndarray:
         If the page is part of a PNG with 16-bit colours, of which Pillow would lose half of the bits, or if its pixel
         format (Pillow's mode) is not supported.
     """
-    stored = str(getattr(page, "tile", ""))  # shows whether a PNG has 16-bit colours, which Pillow reduces to 8 bits
+    # the description of the stored pixels shows whether a PNG has 16-bit colours, which Pillow reduces to 8 bits
+    stored = str(getattr(page, "tile", ""))
     if page.mode in ("RGB", "RGBA", "LA") and ";16" in stored:
         msg = f"{path} holds colours of 16 bits, of which half would be lost: save it as TIFF, or each channel as PNG."
         raise ValueError(msg)

@@ -25,18 +25,20 @@ if TYPE_CHECKING:
 INFERRED = "inferred_environment"
 # number of cells whose inputs are read at a time
 _CELLS_PER_BLOCK = 4096
-# maximum number of cells and maximum number of principal axes from which groups are learned; more cells or axes do not
-# improve the estimate of a few groups
+# _MAX_CELLS: maximum number of cells from which groups are learned. _MAX_AXES: maximum number of principal axes on
+# which groups are learned. More cells or axes do not improve the estimate of a few groups.
 _MAX_CELLS, _MAX_AXES = 20_000, 30
-# minimum number of cells to learn from, per environment to infer
+# Minimum number of cells, per environment to infer, from which groups are learned. With fewer cells, an error is
+# raised.
 _MIN_CELLS_PER_ENVIRONMENT = 10
-# fraction of the cells that are held out when the mixture is fitted, to test whether cells form groups
+# fraction of the cells that are held out when the mixture of Gaussians is fitted, to test whether cells form groups
 _HELD_OUT_FRACTION = 0.2
-# minimum gain in log-likelihood of the held-out cells that does not raise a warning, in standard errors of the gain
+# Gain in log-likelihood of the held-out cells, in standard errors of the gain, above which cells are considered to form
+# groups. With a smaller gain, a warning is raised.
 _MIN_GAIN_IN_STANDARD_ERRORS = 2.0
-# number of random seeds of each of the three initialisations of the mixture
+# number of random seeds with which each of the three initialisations of the mixture of Gaussians is repeated
 _N_SEEDS = 3
-# size, relative to the largest value, below which a difference, a standard deviation or a variance counts as zero
+# Differences, standard deviations and variances up to this fraction of the largest value count as zero.
 _RELATIVE_TOLERANCE = 1e-6
 
 
@@ -54,12 +56,12 @@ class InferredEnvironments(NamedTuple):
     """Inferred environment of each cell, categorical, with the index of ``obs``.
 
     ``"inferred_1"`` is the most frequent environment, ``"inferred_2"`` the second most frequent, and so on. The same
-    name in two runs does not refer to the same environment: infer once, on all cells.
+    name in two runs does not refer to the same environment. Infer environments once, on all cells.
     """
     axes: np.ndarray
     """Coordinates of each cell on the two axes that best separate the inferred environments, float32 ``(N, 2)``."""
     gain: float
-    """Mean log-likelihood of held-out cells under the fitted mixture, minus that under one Gaussian, in nats per cell.
+    """Gain in mean log-likelihood of held-out cells by a mixture of Gaussians over one Gaussian, in nats per cell.
 
     The gain is about 0 if cells do not form groups.
     """
@@ -289,12 +291,11 @@ def _whiten(apart: np.ndarray, least: np.ndarray, rows: np.ndarray, where: str) 
     Parameters
     ----------
     apart
-        Features of all cells, ``(N, D)``, from which the means of perturbations (and known environments) are
-        subtracted.
+        Features of all cells, ``(N, D)``, after subtraction of the means of perturbations (and known environments).
     least
         Standard deviation of each feature up to which it counts as constant, ``(D,)``.
     rows
-        Rows of the cells from which scales and axes are estimated.
+        Row numbers of the cells from which the scales of features and the principal axes are estimated.
     where
         Location of the inputs in the AnnData, for errors.
 
@@ -343,7 +344,8 @@ def _fit_mixture(space: np.ndarray, spread: np.ndarray, n: int, seed: int) -> Ga
 
     found = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # mixtures that have not converged remain candidates
+        # a mixture that has not converged is still compared with the other mixtures
+        warnings.simplefilter("ignore", ConvergenceWarning)
         for start in range(_N_SEEDS):
             for begun in (space * spread, space, _flattest_component(space, seed + start)):
                 groups = KMeans(n, n_init=2, random_state=seed + start).fit_predict(begun)
@@ -375,8 +377,8 @@ def _new_mixture(n: int, **how: Any) -> GaussianMixture:
 def _project_on_discriminants(space: np.ndarray, mixture: GaussianMixture) -> np.ndarray:
     """Project cells on the two axes along which the groups of a mixture differ most, float32 ``(N, 2)``.
 
-    The axes are linear discriminants: along each, the variance within groups is 1. Two groups differ along one axis
-    only, and the second coordinate of the cells is then 0.
+    The axes are linear discriminants: along each, the variance within groups is 1. If there are only two groups, they
+    differ along one axis, and the second coordinate of all cells is 0.
     """
     toward = mixture.precisions_cholesky_
     center = mixture.weights_ @ mixture.means_

@@ -151,7 +151,7 @@ class InputLocation(NamedTuple):
     def source(self, adata: AnnData) -> ImageSource:
         """Return the inputs of an AnnData as a source, from which the rows of any cells can be read.
 
-        Of images, the source has only the channels to use.
+        If the inputs are images, the source has only the channels that the model uses.
 
         Raises
         ------

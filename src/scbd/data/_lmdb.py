@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 # shape (channels, height, width) and dtype of the crops that Funk et al. (2022) published
 _FUNK22_CROP: tuple[tuple[int, int, int], str] = ((4, 100, 100), "uint16")
-# separator of the parts of a key, if keys name the guide RNA: gene;guide;plate;well;tile;UID
+# Separator of the parts of a database key that names the guide RNA of the cell. The parts are
+# gene;guide;plate;well;tile;UID.
 _KEY_SEPARATOR = b";"
 
 

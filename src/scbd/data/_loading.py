@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from scbd._shared.checks import check_choice, size_after_resizing
 from scbd.data._prefetch import prefetch
-from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler, are_rows_mixed, bin_ranks
+from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler, are_rows_mixed
 from scbd.data._sources import ArraySource, count_rows
 from scbd.data._splits import draw_matched_training_rows
 
@@ -105,23 +105,15 @@ class BatchLoader:
     ----------
     source
         Source of the images or features of all cells, or a tensor that holds them.
-    y, e, numbers
-        Perturbation code, environment code and (optionally) continuous covariates of all cells, see
-        :class:`ImageDataModule`.
+    y, e
+        Perturbation code and environment code of all cells, see :class:`ImageDataModule`.
     batches
         Sampler that yields the row numbers of each batch.
     """
 
-    def __init__(
-        self,
-        source: ImageSource | torch.Tensor,
-        y: np.ndarray,
-        e: np.ndarray,
-        batches: BatchSampler,
-        numbers: np.ndarray | None = None,
-    ) -> None:
+    def __init__(self, source: ImageSource | torch.Tensor, y: np.ndarray, e: np.ndarray, batches: BatchSampler) -> None:
         self._source = source
-        self._cell_values = {"y": y, "e": e} | ({} if numbers is None else {"numbers": numbers})
+        self._codes = {"y": y, "e": e}
         self.batches = batches
 
     def __len__(self) -> int:
@@ -133,11 +125,11 @@ class BatchLoader:
     def batch(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
         """Return the batch of the cells with the given row numbers, as a dictionary of tensors.
 
-        The keys are ``"inputs"`` (images or features in their stored dtype), ``"y"`` (perturbation codes), ``"e"``
-        (environment codes), and ``"numbers"`` (continuous covariates) if the loader has such covariates.
+        The keys are ``"inputs"`` (images or features in their stored dtype), ``"y"`` (perturbation codes) and ``"e"``
+        (environment codes).
         """
         found = {"inputs": read_tensor(self._source, rows)}
-        return found | {name: torch.from_numpy(values[rows]) for name, values in self._cell_values.items()}
+        return found | {name: torch.from_numpy(values[rows]) for name, values in self._codes.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty dictionary, since a loader has no state to save; Lightning requires this method."""
@@ -164,9 +156,6 @@ class ImageDataModule(L.LightningDataModule):
         Perturbation code and environment code of each cell, integers ``(N,)``.
     split
         Row numbers of the training and the validation cells.
-    numbers
-        K continuous covariates of each cell, such as time, int64 ``(N, K)``. Each value is given as its rank among the
-        different values of the covariate. If given, batches include these ranks.
     batch_size
         Number of cells per batch. Default: 2,048, or the number of training cells if that is smaller.
     perturbations_per_batch
@@ -179,8 +168,7 @@ class ImageDataModule(L.LightningDataModule):
         disk than scattered rows, see :class:`PerturbationSampler`. ``"auto"`` does so if all of these conditions hold:
         the images are not in memory, ``preload`` is `None`, and the rows are sorted such that the cells of a
         perturbation are adjacent, but are otherwise in random order. The order is random if adjacent cells of a
-        perturbation have the same environment, the same covariate in ``numbers`` and the same label in ``mixed_by`` no
-        more often than by chance.
+        perturbation have the same environment and the same label in ``mixed_by`` no more often than by chance.
     mixed_by
         Further labels in which the cells of a perturbation in a batch should differ, such as guide and plate. Each
         label is an array of non-negative codes, int64 ``(N,)``. Used only with ``neighbours="auto"``, to test whether
@@ -219,7 +207,6 @@ class ImageDataModule(L.LightningDataModule):
         e: np.ndarray,
         split: Split,
         *,
-        numbers: np.ndarray | None = None,
         batch_size: int | None = None,
         perturbations_per_batch: int | str | None = "auto",
         neighbours: bool | Literal["auto"] = "auto",
@@ -233,14 +220,13 @@ class ImageDataModule(L.LightningDataModule):
         check_choice("neighbours", neighbours, (True, False, "auto"))
         check_choice("preload", preload, ("device", None))
         self._source: ImageSource | torch.Tensor = source
-        self._covariate_ranks = numbers
         self._y, self._e = (np.asarray(codes).astype(np.int64, copy=False) for codes in (y, e))
         self._stored_source = source
         self._preload = preload
         self.neighbours = neighbours
         if neighbours == "auto":
             read_in_stretches = not source.in_memory and preload is None
-            self.neighbours = read_in_stretches and are_rows_mixed(y, chain([e], bin_ranks(numbers), mixed_by))
+            self.neighbours = read_in_stretches and are_rows_mixed(y, chain([e], mixed_by))
         self.split = split
         self.batch_size = min(_DEFAULT_BATCH_SIZE, len(self.split.train)) if batch_size is None else batch_size
         self.max_steps = max_steps
@@ -413,7 +399,7 @@ class ImageDataModule(L.LightningDataModule):
         return {} if trainer is None else {"rank": trainer.global_rank, "world_size": trainer.world_size}
 
     def _loader(self, sampler: BatchSampler) -> BatchLoader:
-        return BatchLoader(self._source, self._y, self._e, sampler, self._covariate_ranks)
+        return BatchLoader(self._source, self._y, self._e, sampler)
 
 
 # number of images that are resized at once

@@ -23,9 +23,6 @@ _N_STRETCHES = 4
 # exceeds the number expected by chance by more than this number of standard deviations. The threshold is high, since
 # many labels are tested.
 _MAX_Z_SCORE = 4.0
-# Number of intervals into which the values of a continuous covariate are divided, so that they can be tested like
-# labels. The number is small, so that each interval has many cells.
-_N_RANK_BINS = 8
 
 
 class BatchSampler(ABC):
@@ -351,21 +348,6 @@ def are_rows_mixed(y: np.ndarray, labels: Iterable[np.ndarray]) -> bool:
     if np.count_nonzero(~same) + 1 > len(sizes) or not same.any():
         return False
     return all(_is_mixed(label, same, group, sizes.astype(float)) for label in labels)
-
-
-def bin_ranks(numbers: np.ndarray | None) -> Iterator[np.ndarray]:
-    """Divide the ranks of each continuous covariate into eight intervals, and yield the interval of each cell.
-
-    Each covariate gives one array of interval numbers from 0 to 7, int64 ``(N,)``, which can be used like label codes.
-
-    Parameters
-    ----------
-    numbers
-        K continuous covariates of N cells, int64 ``(N, K)``. Each value is given as its rank, from 0, among the
-        different values of the covariate. `None` if there are no covariates.
-    """
-    for places in () if numbers is None else numbers.T:
-        yield places * _N_RANK_BINS // (places.max() + 1)
 
 
 def _is_mixed(label: np.ndarray, same: np.ndarray, group: np.ndarray, n: np.ndarray) -> bool:

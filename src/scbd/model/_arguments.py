@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 from scbd._shared.checks import suggest_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,6 +37,12 @@ _SPLIT = (
 _BAR = "use enable_progress_bar, or give callbacks=[lightning.pytorch.callbacks.TQDMProgressBar(refresh_rate=…)]."
 _CHECKPOINTS = "use checkpoint_dir, which keeps a checkpoint with each validation, or checkpoint callbacks of your own."
 _NETWORK = "leave it out. Where the model has an argument encoder, that names a network or is a module of your own."
+
+# advice for environments with an order, which earlier versions took as the argument continuous_covariate_keys
+LEVELS_OF_A_NUMBER = (
+    "divide the number, such as a row or a time, into about five levels with pandas.qcut, and add the new column to "
+    "e_key (recipe 'Remove the effect of a number' in the documentation, how_to/recipes)."
+)
 
 # arguments of scvi-tools' training plans that our training plans lack; each value is the advice, shown in an error
 # message, on what to use in place of the argument
@@ -90,6 +96,7 @@ REPLACEMENTS: dict[str, dict[str, str]] = {
         "batch_key": "use e_key, the column of obs with where each cell was measured.",
         "sample_key": "use e_key, the column of obs with where each cell was measured.",
         "categorical_covariate_keys": "use e_key, which takes a list of columns.",
+        "continuous_covariate_keys": LEVELS_OF_A_NUMBER,
         "size_factor_key": "leave it out. Inputs are standardised by the model, see its standardize_by.",
         "unlabeled_category": "leave it out. Cells without a label can be embedded, and cannot be trained on.",
         "protein_expression_obsm_key": "use obsm_key.",
@@ -170,7 +177,7 @@ def check_argument_names(
     raise TypeError(" ".join(answers))
 
 
-def explain_arguments(*others: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def explain_arguments(*others: str, unset: Sequence[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator for a model's method that explains wrong arguments in the error message.
 
     The decorated method raises the error of :func:`check_argument_names`, which names the public class of the model and
@@ -181,6 +188,9 @@ def explain_arguments(*others: str) -> Callable[[Callable[P, R]], Callable[P, R]
     ----------
     *others
         Names of arguments that the method accepts in its ``**kwargs`` and passes on to another function.
+    unset
+        Names of arguments of earlier versions, which saved models still pass to the method. The value `None` means that
+        the argument was not used, and is dropped.
     """
 
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
@@ -192,6 +202,9 @@ def explain_arguments(*others: str) -> Callable[[Callable[P, R]], Callable[P, R]
             if not args:
                 msg = f"{name} belongs to a model, not to its class: make a model and call model.{name}(…)."
                 raise TypeError(msg)
+            for one in unset:
+                if kwargs.get(one, unset) is None:
+                    del kwargs[one]
             owner: Any = args[0] if isinstance(args[0], type) else type(args[0])
             of_model = [one for one in inspect.signature(owner.__init__).parameters if one in kwargs]
             instead = {one: f"give it to the model, {owner.__name__}(adata, {one}=…)." for one in of_model}

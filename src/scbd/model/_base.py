@@ -19,7 +19,7 @@ from scvi.model.base._constants import SAVE_KEYS
 
 from scbd._shared.checks import format_count
 from scbd._shared.files import local_path
-from scbd._shared.keys import COVARIATE_REGISTRY, E_REGISTRY, Y_REGISTRY
+from scbd._shared.keys import E_REGISTRY, Y_REGISTRY
 from scbd.data._loading import ImageDataModule
 from scbd.model._arguments import UnavailableAttribute, explain_arguments, keyword_names
 from scbd.model._design import environment_column_codes
@@ -309,8 +309,6 @@ class ImageModel(TrainMixin):
                 cells += f", {name} side by side: " + ", ".join(f"{n:,} of {column}" for column, n in sizes)
             elif label:
                 cells += f", {len(label['categories']):,} {name} ({' × '.join(label['columns'])})"
-        if numbers := self._registered(COVARIATE_REGISTRY):
-            cells += f", numbers {', '.join(numbers['columns'])}"
         return cells
 
     def _describe_inputs(self) -> list[tuple[str, str]]:

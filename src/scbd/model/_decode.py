@@ -114,7 +114,6 @@ class DecoderObjective(Objective):
         y: Tensor,
         e: Tensor,
         *,
-        numbers: Tensor | None = None,
         ramp: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Losses:
@@ -126,7 +125,7 @@ class DecoderObjective(Objective):
 
         Parameters
         ----------
-        inputs, y, e, numbers, ramp, generator
+        inputs, y, e, ramp, generator
             See :meth:`SCBDModule.forward`.
         """
         prepared = self.module.prepare(inputs, e, generator)
@@ -143,7 +142,7 @@ class DecoderObjective(Objective):
             loss = loss + self.cycle * parts["cycle"]
         if self.weight is None:
             return Losses(loss, parts if self.cycle else {})
-        losses = self.module.losses(blocks, y, e, numbers, ramp=ramp)
+        losses = self.module.losses(blocks, y, e, ramp=ramp)
         return losses._replace(loss=losses.loss + loss, parts={**losses.parts, **parts})
 
     def cycle_loss(

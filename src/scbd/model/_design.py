@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
-import torch
 from scvi.data._constants import _FIELD_REGISTRIES_KEY, _SETUP_ARGS_KEY, _STATE_REGISTRY_KEY
 
 from scbd._shared.checks import check_choice, format_count, inflect, join_first, missing_key_message
@@ -25,9 +24,7 @@ from scbd._shared.labels import (
     label_text,
     label_values,
 )
-from scbd._shared.numeric_tables import read_numeric_column
 from scbd.data._inferred import INFERRED, infer_environments
-from scbd.nn._explained_variance import Numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +44,7 @@ _MIN_RESOLVABLE_FRACTION, _MAX_SINGLE_FRACTION = 0.2, 0.1
 
 
 class ExperimentalDesign(NamedTuple):
-    """Experimental design of a table of cells: perturbation, environments and continuous covariates of each cell."""
+    """Experimental design of a table of cells: perturbation and environments of each cell."""
 
     y: pd.Series
     """Perturbation of each cell, categorical ``(N,)``."""
@@ -56,8 +53,6 @@ class ExperimentalDesign(NamedTuple):
 
     Several columns are either treated as separate environments, one entry each, or crossed to a single entry.
     """
-    numbers: Mapping[str, np.ndarray]
-    """Values of the continuous covariates, float64 ``(N,)`` each, by the name of their column."""
 
     @classmethod
     def of(
@@ -66,7 +61,6 @@ class ExperimentalDesign(NamedTuple):
         y_key: str | Sequence[str],
         e_key: str | Sequence[str],
         e_columns: EColumns | None,
-        number_keys: Iterable[str] | None,
     ) -> ExperimentalDesign:
         """Create the experimental design from the columns of a table of cells.
 
@@ -79,17 +73,13 @@ class ExperimentalDesign(NamedTuple):
         e_columns
             ``"side_by_side"`` treats each column of ``e_key`` as a separate environment. Otherwise several columns are
             crossed: each combination of their values is one environment.
-        number_keys
-            Columns of continuous covariates.
 
         Raises
         ------
         KeyError
             If a column is missing.
-        TypeError
-            If a column of ``number_keys`` does not hold numbers.
         ValueError
-            If a cell has no value in one of the columns, or a covariate is not finite.
+            If a cell has no value in one of the columns.
         """
         columns = as_columns(e_key)
         apart = [(column,) for column in columns] if e_columns == "side_by_side" else [columns]
@@ -100,7 +90,6 @@ class ExperimentalDesign(NamedTuple):
                 for each in apart
                 for name in [CROSS_SEPARATOR.join(map(str, each))]
             },
-            {column: read_numeric_column(obs, column) for column in number_keys or ()},
         )
 
 
@@ -110,7 +99,7 @@ def check_design(design: ExperimentalDesign, controls: Iterable[str] = ()) -> No
     Parameters
     ----------
     design
-        Perturbation, environments and continuous covariates of each cell.
+        Perturbation and environments of each cell.
     controls
         Labels of the controls.
 
@@ -118,11 +107,9 @@ def check_design(design: ExperimentalDesign, controls: Iterable[str] = ()) -> No
     -----
     UserWarning
         If the column of the perturbation or of an environment holds a quantity, such as a concentration, in place of
-        labels; if the perturbation is confounded with an environment or with a continuous covariate; if labels differ
-        only in spaces or in upper and lower case; or if a label that is not a control is spelt like a missing value,
-        such as ``"NA"``.
+        labels; if the perturbation is confounded with an environment; if labels differ only in spaces or in upper and
+        lower case; or if a label that is not a control is spelt like a missing value, such as ``"NA"``.
     """
-    y = _codes(design.y)
     _warn_if_quantity(design.y, f"y_key={design.y.name!r} makes a perturbation")
     _warn_if_labels_differ_in_case(design.y, "perturbations")
     _warn_if_missing(design.y, "perturbation", controls)
@@ -133,11 +120,9 @@ def check_design(design: ExperimentalDesign, controls: Iterable[str] = ()) -> No
         _warn_if_quantity(
             labels,
             f"e_key={name!r} makes an environment",
-            "name it in continuous_covariate_keys if it is a quantity, or ",
+            "divide a quantity into about five levels (pandas.qcut), or ",
         )
         _warn_if_confounded(design.y, labels, name, set(controls))
-    for name, numbers in design.numbers.items():
-        _warn_if_covariate_confounded(y, numbers, name)
 
 
 def resolvable_fraction(y: np.ndarray, e: np.ndarray) -> float:
@@ -172,32 +157,6 @@ def resolvable_fraction(y: np.ndarray, e: np.ndarray) -> float:
     fewer = min(np.count_nonzero(n_y), np.count_nonzero(n_e))
     # rounding errors may make the computed fraction slightly negative
     return max(0.0, (fewer - in_common) / (fewer - 1)) if fewer > 1 else 0.0
-
-
-def resolvable_fraction_of_covariate(y: np.ndarray, numbers: np.ndarray) -> float:
-    """Compute the fraction of smooth functions of a continuous covariate that can be resolved within perturbations.
-
-    A function can be resolved if its effect can be estimated from cells of the same perturbation. The fraction is the
-    analogue of :func:`resolvable_fraction`: polynomials of degree 1 to 4 of the ranks of the covariate take the place
-    of environments.
-
-    Parameters
-    ----------
-    y
-        Codes of the perturbations of the cells, non-negative integers ``(N,)``.
-    numbers
-        Values of the covariate of the cells, ``(N,)``.
-
-    Returns
-    -------
-    A number from 0 to 1.
-    """
-    terms = Numbers(torch.from_numpy(numbers)).terms.numpy()
-    counts = np.bincount(y)
-    sums = np.stack([np.bincount(y, weights=term) for term in terms.T], axis=1)
-    in_common = float((np.square(sums[counts > 0]).sum(1) / counts[counts > 0]).sum())
-    fewer = min(np.square(terms).sum().round(), np.count_nonzero(counts) - 1)
-    return max(0.0, (fewer - in_common) / fewer) if fewer else 0.0
 
 
 def add_inferred_environments(
@@ -289,43 +248,6 @@ def check_e_columns(
     if isinstance(e_key, str):
         return None
     return asked or ("side_by_side" if takes_several else "crossed")
-
-
-def check_covariate_keys(
-    asked: str | Sequence[str] | None, e_key: str | list[str], system: str, *, takes_several: bool
-) -> list[str] | None:
-    """Check the argument ``continuous_covariate_keys``, and return the names of the columns without repetitions.
-
-    `None` is returned if the argument is not given.
-
-    Parameters
-    ----------
-    asked
-        Argument ``continuous_covariate_keys`` of the user.
-    e_key
-        Column, or columns, of the environments.
-    system
-        Name of the model class, for error messages.
-    takes_several
-        Whether the model supports continuous covariates.
-
-    Raises
-    ------
-    TypeError
-        If the argument is neither a name nor a list of names.
-    ValueError
-        If the list is empty, the model does not support covariates, or a column is also in ``e_key``.
-    """
-    if asked is None:
-        return None
-    columns = list(dict.fromkeys(as_columns(asked)))
-    if not takes_several:
-        msg = f"{system} takes one environment per cell, which is a label: leave continuous_covariate_keys out."
-        raise ValueError(msg)
-    if twice := [column for column in columns if column in as_columns(e_key)]:
-        msg = f"{twice[0]!r} is in both e_key and continuous_covariate_keys: keep it in one of them."
-        raise ValueError(msg)
-    return columns
 
 
 def has_separate_environments(registry: dict[str, Any]) -> bool:
@@ -485,15 +407,6 @@ def _advice_on_links(y: pd.Series, e: pd.Series, controls: set[str], shared: np.
         f"Only what lies in several environments links them ({join_first(labels[shared])}): if these are controls, "
         "name them (control=…)."
     )
-
-
-def _warn_if_covariate_confounded(y: np.ndarray, numbers: np.ndarray, name: str) -> None:
-    share = resolvable_fraction_of_covariate(y, numbers)
-    if share < _MIN_RESOLVABLE_FRACTION:
-        _warn(
-            f"y and {name!r} are confounded: {share:.0%} of what can change with it is seen at equal perturbation, "
-            "and the rest stays in z_c. Leave it out of continuous_covariate_keys."
-        )
 
 
 def _codes(labels: pd.Series) -> np.ndarray:

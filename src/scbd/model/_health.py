@@ -8,7 +8,7 @@ import torch
 
 from scbd.nn._contrastive import collapsed_loss, effective_rank, total_variance
 from scbd.nn._encoders import on_sphere
-from scbd.nn._explained_variance import Numbers, invariance_statistic
+from scbd.nn._explained_variance import invariance_statistic
 from scbd.nn._groups import Groups
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from scbd.model._objective import SCBDModule
-    from scbd.nn._explained_variance import Environments
 
 # z_c counts as collapsed if its total variance, divided by the temperature of the losses, is below this value; the
 # temperature is the scale of distances in the losses
@@ -81,8 +80,7 @@ def measure_health(
         z_c, of_sets = on_sphere(h), h if module.set_size > 1 else None
         matched = module.matched(z_c, labels, of_sets)
         supervised = module.supervised(z_c, labels, environments, of_sets)
-        every: list[Environments] = [*module.side_by_side(environments), *Numbers.columns(batch.get("numbers"))]
-        seen = invariance_statistic([z_c], every, labels)
+        seen = invariance_statistic([z_c], module.side_by_side(environments), labels)
     health = {
         "supervised_c": float(supervised.shown),
         "ceiling": collapsed_loss(len(supervised.log_normaliser), include_self=module.include_self),

@@ -69,10 +69,7 @@ class ModelTraits:
     Such a network cannot be trained on labels that were not registered when the model was created.
     """
     side_by_side: bool = False
-    """True if the model supports several separate environment columns, and continuous covariates.
-
-    The values of continuous covariates are in the entry ``numbers`` of a batch.
-    """
+    """True if the model supports several separate environment columns."""
     derived_attributes: Mapping[str, type] = field(default_factory=dict)
     """Names of the model's attributes that are computed from the weights, each with its type, such as `dict`.
 

@@ -27,7 +27,7 @@ from scbd.nn._contrastive import (
 from scbd.nn._decoders import AdditiveDecoder
 from scbd.nn._distributed import gather_rows
 from scbd.nn._encoders import Block, on_sphere
-from scbd.nn._explained_variance import Numbers, environment_effects
+from scbd.nn._explained_variance import environment_effects
 from scbd.nn._groups import Groups
 
 if TYPE_CHECKING:
@@ -279,7 +279,6 @@ class SCBDModule(EmbeddingModule):
         y: Tensor,
         e: Tensor,
         *,
-        numbers: Tensor | None = None,
         ramp: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Losses:
@@ -291,12 +290,8 @@ class SCBDModule(EmbeddingModule):
         ----------
         inputs, y, e, ramp, generator
             See :meth:`scbd.model.EmbeddingModule.forward`.
-        numbers
-            Values of continuous covariates such as time, ``(B, K)``. The invariance loss makes z_c independent of
-            smooth functions of these values. The loss of z_s does not use the values, because it clusters cells by
-            labels.
         """
-        return self.losses(self.blocks(self.prepare(inputs, e, generator)), y, e, numbers, ramp=ramp)
+        return self.losses(self.blocks(self.prepare(inputs, e, generator)), y, e, ramp=ramp)
 
     def blocks(self, inputs: PreparedInputs) -> EmbeddedBatch:
         """Compute z_c and, if the model has it, z_s of the cells of a batch whose inputs have been prepared."""
@@ -308,9 +303,7 @@ class SCBDModule(EmbeddingModule):
             h if self.set_size > 1 else None,
         )
 
-    def losses(
-        self, embedded: EmbeddedBatch, y: Tensor, e: Tensor, numbers: Tensor | None = None, *, ramp: float = 1.0
-    ) -> Losses:
+    def losses(self, embedded: EmbeddedBatch, y: Tensor, e: Tensor, *, ramp: float = 1.0) -> Losses:
         """Compute the losses of a batch from the embeddings of its cells.
 
         Parameters
@@ -318,7 +311,7 @@ class SCBDModule(EmbeddingModule):
         embedded
             Embeddings of the cells. In distributed training, these are the cells of this process; the cells of all
             processes are gathered before the losses are computed.
-        y, e, numbers, ramp
+        y, e, ramp
             See :meth:`forward`.
         """
         embedded = embedded.gathered()
@@ -338,8 +331,7 @@ class SCBDModule(EmbeddingModule):
             parts["learned_s"] = torch.stack(learned).mean()
             loss = loss + parts["supervised_s"]
         if self.invariance == "variance":
-            ordered = Numbers.columns(None if numbers is None else gather_rows(numbers))
-            effects = environment_effects((*embedded.passed, z_c), [*environments, *ordered], of_y)
+            effects = environment_effects((*embedded.passed, z_c), environments, of_y)
             parts |= {"invariance_c": effects.statistic, "interaction_c": effects.interaction}
             parts["environment_c"] = effects.embedding_statistic
         else:

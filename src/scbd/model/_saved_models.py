@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import torch
-from scvi.data._constants import _MODEL_NAME_KEY
+from scvi.data._constants import _MODEL_NAME_KEY, _SETUP_ARGS_KEY
 
+from scbd.model._arguments import LEVELS_OF_A_NUMBER
 from scbd.model._training_cells import column_values_or_text
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ def check_saved_model(path: Path, class_name: str, newest: int, *, allow_pickle:
         If there is no such file.
     ValueError
         If the file is damaged or truncated, is not a saved scbd model, holds a model of another class, holds Python
-        objects without ``allow_pickle=True``, or was written by a newer version of scbd.
+        objects without ``allow_pickle=True``, was written by a newer version of scbd, or was trained with continuous
+        covariates, which only earlier versions support.
     """
     if not path.is_file():
         msg = f"There is no saved model at {path}."
@@ -123,6 +125,12 @@ def check_saved_model(path: Path, class_name: str, newest: int, *, allow_pickle:
     name = attributes.get("registry_", {}).get(_MODEL_NAME_KEY, "model of another package")
     if name != class_name:
         msg = f"{path} holds a {name}, not a {class_name}: load it with {name}.load."
+        raise ValueError(msg)
+    if numbers := attributes["registry_"].get(_SETUP_ARGS_KEY, {}).get("continuous_covariate_keys"):
+        msg = (
+            f"{path} was trained with continuous_covariate_keys={numbers!r}, which this version of scbd does not have: "
+            f"train a new model. In setup_anndata, {LEVELS_OF_A_NUMBER}"
+        )
         raise ValueError(msg)
     theirs = attributes.get("format_", 0)
     if theirs > newest:

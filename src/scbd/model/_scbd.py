@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from scbd._shared.keys import COVARIATE_REGISTRY, Y_REGISTRY
+from scbd._shared.keys import Y_REGISTRY
 from scbd.model._arguments import REPLACEMENTS, check_argument_names, keyword_names
 from scbd.model._base import ImageModel, describe_n_parameters, encoder_name
 from scbd.model._decode import DecodeMixin
@@ -50,8 +50,7 @@ class SCBDModel(DecodeMixin, ImageModel):
     is clustered by the perturbation ``y`` and is invariant to the environment ``e``. The embedding :math:`z_s` is
     clustered by the environment.
 
-    z_c can be made invariant to several environments per cell, such as plate and position, and to continuous
-    covariates, such as the time of imaging (see ``e_columns`` and ``continuous_covariate_keys`` of
+    z_c can be made invariant to several environments per cell, such as plate and position (see ``e_columns`` of
     :meth:`setup_anndata`).
 
     Parameters
@@ -188,13 +187,6 @@ class SCBDModel(DecodeMixin, ImageModel):
         known = [*keyword_names(SCBDModel.__init__), *further]
         check_argument_names(module_kwargs, known, type(self).__name__, REPLACEMENTS["__init__"])
         further |= module_kwargs
-        numbers = self._registered(COVARIATE_REGISTRY).get("columns", [])
-        if numbers and invariance != "variance":
-            msg = (
-                f"invariance={invariance!r} takes labels as environments, not numbers ({', '.join(numbers)}): use "
-                "invariance='variance', or set up without continuous_covariate_keys."
-            )
-            raise ValueError(msg)
         encoder = self._encoder(encoder)
         own = {name: further[name] for name in _PREPARATION}
         preprocess = self._make_preprocess(image_size=image_size, augment=augment, standardize_by=standardize_by, **own)

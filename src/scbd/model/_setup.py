@@ -24,7 +24,6 @@ from scvi.data.fields import StringUnsField
 from scvi.model.base import BaseMinifiedModeModelClass
 
 from scbd._shared.keys import (
-    COVARIATE_REGISTRY,
     E_REGISTRY,
     FEATURE_REGISTRY,
     IMAGE_REGISTRY,
@@ -40,7 +39,7 @@ from scbd._shared.labels import (
     label_text,
 )
 from scbd.data._channels import check_channel_names, check_images_match_registered
-from scbd.data._fields import FeatureField, ImageField, LabelField, NumberField, match_features
+from scbd.data._fields import FeatureField, ImageField, LabelField, match_features
 from scbd.data._input_location import InputLocation
 from scbd.model._arguments import (
     REPLACEMENTS,
@@ -52,7 +51,6 @@ from scbd.model._arguments import (
 from scbd.model._design import (
     ExperimentalDesign,
     add_inferred_environments,
-    check_covariate_keys,
     check_design,
     check_e_columns,
     check_inferred_column,
@@ -119,17 +117,14 @@ class ScreenManager(AnnDataManager):
         """Return the data that :meth:`SetupMixin.setup_anndata` registered under a key, for the table of the manager.
 
         Labels are returned as integer codes, int64 ``(N, 1)``. If a label consists of several columns, each combination
-        of their values has a code. Continuous covariates are returned as numbers, float64 ``(N, K)``. All other data
-        are returned as in scvi-tools.
+        of their values has a code. All other data are returned as in scvi-tools.
 
         Raises
         ------
         ValueError
-            If a cell has a label that was not registered, or lacks the value of a continuous covariate.
+            If a cell has a label that was not registered.
         """
         field = next(field for field in self.fields if field.registry_key == registry_key)
-        if isinstance(field, NumberField):
-            return field.get_field_data(self.adata)
         if not isinstance(field, LabelField):
             return super().get_from_registry(registry_key)
         codes, unknown = field.codes(self.adata, self.get_state_registry(registry_key)["categories"])
@@ -161,7 +156,9 @@ class SetupMixin(BaseMinifiedModeModelClass):
             self.summary_stats = ScreenManager._get_summary_stats_from_registry(source)
 
     @classmethod
-    @explain_arguments("source_registry", "extend_categories", "allow_missing_labels")
+    @explain_arguments(
+        "source_registry", "extend_categories", "allow_missing_labels", unset=("continuous_covariate_keys",)
+    )
     def setup_anndata(
         cls,
         adata: AnnData,
@@ -172,7 +169,6 @@ class SetupMixin(BaseMinifiedModeModelClass):
         infer_environments: int | None = None,
         channels: Sequence[str | int] | Mapping[str, str | int] | None = None,
         e_columns: EColumns | None = None,
-        continuous_covariate_keys: str | Sequence[str] | None = None,
         layer: str | None = None,
         obsm_key: str | None = None,
         control: str | int | float | Sequence[str | int | float] | None = None,
@@ -211,10 +207,6 @@ class SetupMixin(BaseMinifiedModeModelClass):
             and z_c is made invariant to each of them. This is the default of :class:`scbd.SCBDModel`, and other models
             do not support it. With ``"crossed"``, each combination of values is one environment. Splits and batches
             always use the combinations.
-        continuous_covariate_keys
-            Column of ``obs``, or list of columns, with numbers to which z_c should be invariant (row, column, time,
-            number of cells). Only the ranks of the numbers matter, see :class:`scbd.nn.Numbers`. Supported by
-            :class:`scbd.SCBDModel` with ``invariance="variance"``.
         layer, obsm_key
             Layer with the features (``"X"`` for ``X``), or key of ``obsm`` with the features. Features are a dense
             array ``(N, F)`` of float16, float32 or float64, in memory, memory-mapped or in Zarr. They are identified by
@@ -242,7 +234,6 @@ class SetupMixin(BaseMinifiedModeModelClass):
             - the perturbation or environment of a cell is missing, or is the same in all cells;
             - a column is given both as ``y_key`` and as ``e_key``;
             - ``control`` is given, but no cell is a control;
-            - a continuous covariate is not a number;
             - several environment columns are to be treated separately, and the model supports only one environment;
             - neither ``e_key`` nor ``infer_environments`` is given.
 
@@ -251,7 +242,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
         UserWarning
             If
 
-            - ``y`` is confounded with ``e`` or with a covariate;
+            - ``y`` is confounded with ``e``;
             - the values of ``y`` or of an environment are a continuous quantity;
             - labels differ only in blanks or case, or a label is a word for a missing value, such as ``"nan"``;
             - a channel has a single value in all pixels of the cells checked;
@@ -266,25 +257,21 @@ class SetupMixin(BaseMinifiedModeModelClass):
 
         # Keys are saved with the model, and are therefore converted to plain text or lists of text.
         y_key, e_key = _plain_key(y_key), _plain_key(e_key)
-        several = {"takes_several": cls.traits.side_by_side}
-        e_columns = check_e_columns(e_columns, e_key, cls.__name__, **several)
-        continuous_covariate_keys = check_covariate_keys(continuous_covariate_keys, e_key, cls.__name__, **several)
+        e_columns = check_e_columns(e_columns, e_key, cls.__name__, takes_several=cls.traits.side_by_side)
         position_key = None if position_key is None else _plain_key(position_key)
         if not is_minified(adata):
             image_key, layer, obsm_key, channels = InputLocation.found(adata, image_key, layer, obsm_key, channels)
         elif kwargs.get("source_registry") is None:
             raise ValueError(missing_inputs_message("inputs"))
-        given = {name: value for name, value in locals().items() if name not in ("__class__", "several", "where")}
+        given = {name: value for name, value in locals().items() if name not in ("__class__", "where")}
         setup_method_args = cls._get_setup_method_args(**given)
         inputs = InputLocation(image_key, layer, obsm_key, channels)
         field = ImageField(IMAGE_REGISTRY, image_key, channels) if image_key else FeatureField(FEATURE_REGISTRY, inputs)
         if is_minified(adata):
             field = StringUnsField(REGISTRY_KEYS.MINIFY_TYPE_KEY, _ADATA_MINIFY_TYPE_UNS_KEY)
-        labels: list[LabelField | NumberField] = [LabelField(Y_REGISTRY, y_key), LabelField(E_REGISTRY, e_key)]
+        labels = [LabelField(Y_REGISTRY, y_key), LabelField(E_REGISTRY, e_key)]
         if position_key is not None:
             labels.append(LabelField(POSITION_REGISTRY, position_key))
-        if continuous_covariate_keys is not None:
-            labels.append(NumberField(COVARIATE_REGISTRY, continuous_covariate_keys))
         design = None
         if kwargs.get("source_registry") is None:
             both = [column for column in as_columns(y_key) if column in as_columns(e_key)]
@@ -294,7 +281,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
                     "as e_key what cells were imaged in, such as the well or the plate."
                 )
                 raise ValueError(msg)
-            design = ExperimentalDesign.of(adata.obs, y_key, e_key, e_columns, continuous_covariate_keys)
+            design = ExperimentalDesign.of(adata.obs, y_key, e_key, e_columns)
             if control is not None:
                 y, *e = (list(map(label_text, of.cat.categories)) for of in (design.y, *design.environments.values()))
                 check_control_labels(control, y, y_key, chain(*e))
@@ -488,21 +475,6 @@ class SetupMixin(BaseMinifiedModeModelClass):
         The result is `None` if no ``position_key`` was given to :meth:`setup_anndata`.
         """
         return self._codes(adata, POSITION_REGISTRY) if self._registered(POSITION_REGISTRY) else None
-
-    def _covariate_ranks(self, adata: AnnData) -> np.ndarray | None:
-        """Return the rank of each cell's value among the values of a continuous covariate, int64 ``(N, K)``.
-
-        The result has one column for each of K covariates. It is `None` if no ``continuous_covariate_keys`` were given
-        to :meth:`setup_anndata`.
-
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            If the table lacks the column of a covariate, or if the column does not hold numbers, lacks a number for a
-            cell, or has the same value in all cells.
-        """
-        columns = self._registered(COVARIATE_REGISTRY).get("columns")
-        return None if columns is None else NumberField(COVARIATE_REGISTRY, columns).places(adata)
 
     def _control_mask(self, adata: AnnData) -> np.ndarray | None:
         """Return a mask of the controls among the cells of a table, boolean ``(N,)``.

@@ -27,7 +27,7 @@ from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 
 from scbd._shared.checks import check_choice, check_count, format_count
 from scbd._shared.files import local_path, remove_partials
-from scbd._shared.keys import COVARIATE_REGISTRY, E_REGISTRY, Y_REGISTRY
+from scbd._shared.keys import E_REGISTRY, Y_REGISTRY
 from scbd._shared.labels import as_columns, label_text
 from scbd.data._splits import Split
 from scbd.model._arguments import (
@@ -88,7 +88,7 @@ TRAINER_ARGUMENTS = tuple(name for name in keyword_names(L.Trainer.__init__) if 
 # arguments of the training plan that the model sets, so that users cannot give them in plan_kwargs
 _RESERVED_PLAN_ARGUMENTS = ("module", "seed", "first_step", "settings", "head")
 # arguments of the data module that the model sets, so that users cannot give them in batch_kwargs
-_RESERVED_BATCH_ARGUMENTS = ("source", "y", "e", "split", "numbers", "mixed_by", "max_steps", "first_step")
+_RESERVED_BATCH_ARGUMENTS = ("source", "y", "e", "split", "mixed_by", "max_steps", "first_step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -494,7 +494,6 @@ class TrainMixin(PredictMixin):
             y,
             e,
             split,
-            numbers=self._covariate_ranks(self.adata),
             batch_size=batch_size,
             perturbations_per_batch=settings.perturbations_per_batch,
             mixed_by=label_column_codes(self.adata.obs),
@@ -556,7 +555,6 @@ class TrainMixin(PredictMixin):
             "class": type(self).__name__,
             "control": self.registry_["setup_args"].get("control"),
             "e_columns": "side_by_side" if has_separate_environments(self.registry_) else None,
-            "continuous_covariate_keys": ", ".join(self._registered(COVARIATE_REGISTRY).get("columns", [])),
             # The order of the labels determines their integer codes, which index the parameters that some models have
             # for each label.
             "order of labels": hashlib.sha256(repr(numbered).encode()).hexdigest(),
@@ -616,10 +614,10 @@ class TrainMixin(PredictMixin):
     def _labels(self) -> pd.DataFrame:
         """Return a data frame with the registered columns of ``obs`` for all cells of the attached table.
 
-        These are the columns of perturbation, environments, positions and continuous covariates.
+        These are the columns of perturbation, environments and positions.
         """
         setup = self.registry_["setup_args"]
-        names = ("y_key", "e_key", "position_key", "continuous_covariate_keys")
+        names = ("y_key", "e_key", "position_key")
         keys = [setup[name] for name in names if setup.get(name) is not None]
         return self.adata.obs[list(dict.fromkeys(column for key in keys for column in as_columns(key)))]
 

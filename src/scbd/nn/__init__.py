@@ -6,7 +6,7 @@ They take tensors and do not depend on AnnData, scvi-tools or Lightning.
 from scbd.nn._contrastive import effective_rank, invariance_loss, log_normaliser, supervised_contrastive_loss
 from scbd.nn._decoders import AdditiveDecoder
 from scbd.nn._encoders import Block, Encoder, build_encoder
-from scbd.nn._explained_variance import Numbers, explained_variance, invariance_statistic
+from scbd.nn._explained_variance import explained_variance, invariance_statistic
 from scbd.nn._feature_scaling import FeatureScaling
 from scbd.nn._groups import Groups
 from scbd.nn._image_preprocessing import Preprocess
@@ -19,7 +19,6 @@ __all__ = [
     "FeatureScaling",
     "Groups",
     "InputTransform",
-    "Numbers",
     "Preprocess",
     "build_encoder",
     "effective_rank",

@@ -33,9 +33,6 @@ The estimate is computed from pairs of cells. There are two choices of pairs (pa
 - ``"across"``: cells of the same environment and any label, after subtraction of the mean of each cell's label. These
   pairs show :math:`a_e` and hardly any of :math:`b_{ye}`, but there are many: fifteen partners per cell in the same
   batch.
-
-An environment may also have an order, for example the column of a plate or the time (:class:`scbd.nn.Numbers`). Then
-cells with similar values of this variable are compared, within labels or across labels.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ from scbd.nn._contrastive import highest_precision_dtype
 from scbd.nn._groups import Groups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 
 # largest variance of a constant feature that can be due to rounding, relative to the feature's squared mean or to the
@@ -101,17 +98,12 @@ def explained_variance(
     takes this dependence into account. Here :math:`s_i^2` is the variance of the label of cell :math:`i`, and :math:`C`
     the covariance of :math:`r_i / s_i`. The standard deviation is larger if the :math:`r_i` vary in fewer directions.
 
-    For an environment with an order (:class:`Numbers`), the first term of :math:`T` is the sum of squares that a
-    regression of the :math:`r_i` on polynomials of the number explains. The regression is fitted for each label
-    (``"within"``) or for all labels together (``"across"``). The other steps are the same.
-
     Parameters
     ----------
     features
         Features or embeddings of the cells, ``(B, D)``, of any scale. Half precision is converted to float32.
     environments
-        Environment of each cell: integer codes, ``(B,)``, or their :class:`Groups`; or :class:`Numbers`, for
-        environments with an order.
+        Environment of each cell: integer codes, ``(B,)``, or their :class:`Groups`.
     labels
         Label of each cell: integer codes, ``(B,)``, or their :class:`Groups`.
     partners
@@ -190,9 +182,8 @@ def invariance_statistic(
         although the encoder uses differences between environments: the encoder can compute the label from such
         differences in two steps. The first step is visible in an intermediate representation.
     environments
-        Environment of each cell: integer codes, ``(B,)``, or their :class:`Groups`; :class:`Numbers`, for environments
-        with an order, such as the column of a plate or the time; or a sequence of these for several environments per
-        cell.
+        Environment of each cell: integer codes, ``(B,)``, or their :class:`Groups`; or a sequence of these for several
+        environments per cell.
     labels
         Label of each cell: integer codes, ``(B,)``, or their :class:`Groups`.
 
@@ -428,124 +419,11 @@ def _interaction(explained: RepresentationEstimates, design: BatchDesign) -> Ten
     return torch.stack(found).max() / explained.n_features
 
 
-# degree of the polynomials that model the effect of an ordered environment: sufficient for a trend, for curvature and
-# for edges that differ from the centre; indicator variables of the 24 columns of a plate would require 23 terms
-_POLYNOMIAL_DEGREE = 4
-# A polynomial is treated as linearly dependent on the polynomials of lower degree if the part of it that is orthogonal
-# to these polynomials is shorter than this fraction of its length.
-_DEPENDENCE_TOLERANCE = 1e-4
-
-
-class Numbers:
-    """Environment with an order, given as one number per cell: a plate row or column, the time or a number of cells.
-
-    The effect of such an environment is assumed to change slowly along the order. It is modelled as a polynomial of
-    degree 4 of the ranks of the numbers within the batch. Such a polynomial can describe trends, and edges that differ
-    from the centre. It cannot describe effects that rise and fall several times.
-
-    Only the order of the numbers counts. Their scale is therefore irrelevant, and an outlier has the same effect as any
-    largest or smallest number. For numbers with at most five distinct values, the polynomials contain the same
-    information as one indicator variable per distinct value.
-
-    Parameters
-    ----------
-    values
-        One finite number per cell, ``(B,)``, floating point or integer.
-
-    Attributes
-    ----------
-    values
-        The numbers, unmodified.
-    terms
-        Values of the polynomials of degree 1 to 4 of the ranks, ``(B, 4)``, float64. Each column has mean 0 and length
-        1 and is orthogonal to all other columns. If there are too few distinct numbers, the columns of the higher
-        degrees are zero.
-
-    Raises
-    ------
-    ValueError
-        If the shape of ``values`` is not ``(B,)``, or not all values are finite.
-
-    References
-    ----------
-    Brubeck, Nakatsukasa and Trefethen (2021), Vandermonde with Arnoldi, SIAM Review: construction of the terms.
-
-    Examples
-    --------
-    >>> column = scbd.nn.Numbers(torch.tensor([1.0, 2.0, 3.0]))
-    >>> column.terms[:, :2].round(decimals=2)
-    tensor([[-0.7100,  0.4100],
-            [ 0.0000, -0.8200],
-            [ 0.7100,  0.4100]], dtype=torch.float64)
-    """
-
-    def __init__(self, values: Tensor) -> None:
-        if values.ndim != 1:
-            msg = f"Numbers are (B,), one a cell, got {tuple(values.shape)}: give each column of a table by itself."
-            raise ValueError(msg)
-        if not bool(values.isfinite().all()):
-            n = int((~values.isfinite()).sum())
-            msg = f"{n} of {len(values)} numbers are NaN or infinite: leave these cells out."
-            raise ValueError(msg)
-        self.values = values
-        self._ranks = _ranks(values)[:, None]
-        self.terms = _polynomials(self._ranks, lambda columns: columns.sum(0, keepdim=True))
-
-    @classmethod
-    def columns(cls, table: Tensor | None) -> list[Numbers]:
-        """Return one :class:`Numbers` per ordered environment, from a ``table (B, K)`` with one environment per column.
-
-        For `None`, the list is empty.
-        """
-        return [] if table is None else [cls(column) for column in table.T]
-
-    def terms_within(self, groups: Groups) -> Tensor:
-        """Compute the polynomials of the ranks separately for each group of cells, ``(B, 4)``.
-
-        Over the cells of each group, each polynomial has mean 0 and length 1.
-        """
-        return _polynomials(self._ranks, groups.sums)
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Return the ranks of numbers ``(B,)``, scaled to the range from -1 to 1.
-
-    Equal numbers have the mean of their ranks.
-    """
-    _, index, counts = torch.unique(values, return_inverse=True, return_counts=True)
-    twice = 2 * counts.cumsum(0) - counts
-    return twice[index].to(highest_precision_dtype(values.device)) / len(values) - 1
-
-
-def _polynomials(x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
-    """Compute orthonormal polynomials of degree 1 to 4 of the ranks ``x (B, 1)`` of cells, ``(B, 4)``.
-
-    The function ``sums`` returns, for each cell, the sum of a tensor over all cells, or over the cells of its group. In
-    the second case, the polynomials are orthonormal within each group. Each polynomial is computed from the polynomial
-    of one degree less, multiplied by ``x``.
-    """
-    n = sums(torch.ones_like(x))
-    x = x - sums(x) / n
-    basis = torch.ones_like(x) / n.sqrt()
-    for _ in range(_POLYNOMIAL_DEGREE):
-        new = basis[:, -1:] * x
-        length = sums(new.square()).sqrt()
-        for _ in range(2):  # orthogonalise twice: the second time removes rounding errors of the first
-            new = new - (basis * sums(basis * new)).sum(1, keepdim=True)
-        kept = sums(new.square()).sqrt()
-        dependent = kept <= _DEPENDENCE_TOLERANCE * length
-        basis = torch.cat([basis, torch.where(dependent, 0.0, new / torch.where(dependent, 1.0, kept))], 1)
-    return basis[:, 1:]
-
-
-Environments = Tensor | Groups | Numbers
+Environments = Tensor | Groups
 Partners = Literal["within", "across"]
 
 # largest number of degrees of freedom that can be due to rounding, relative to 1 plus the trace of K, the matrix that
-# averages over groups or fits polynomials (see Pairing)
+# averages over groups (see Pairing)
 _FREEDOM_TOLERANCE = 1e-6
 
 
@@ -639,77 +517,15 @@ class GroupMeans:
         return mean.square().sum().to(self.trace) - 2 * (mean * diagonal).sum() + overlap.square().sum()
 
 
-class PolynomialRegression:
-    """Sum of squares that polynomials of a number explain, for all labels together, as a quadratic form Q = R K R.
-
-    The number is an environment with an order (:class:`Numbers`). The matrix K projects the cells on the polynomials,
-    instead of averaging over groups as K of :class:`GroupMeans` does. The matrix R subtracts the mean of each label.
-    :class:`Pairing` explains how Q is used.
-    """
-
-    def __init__(self, label: Groups, numbers: Numbers) -> None:
-        self.trace = numbers.terms.square().sum()
-        self._terms = numbers.terms - label.sums(numbers.terms) / group_sizes(label)
-        self.diagonal = self.own_squares = self._terms.square().sum(1, keepdim=True)
-        self.own_explained = (self._terms.T @ self._terms).square().sum()
-
-    def squares(self, apart: Tensor) -> Tensor:
-        """Compute the contribution of each cell, ``(B, 1)``, to the sum of squares that the regression explains.
-
-        ``apart`` holds the differences of the cells from the means of their labels, ``(B, D)``.
-        """
-        terms = self._terms.to(apart)
-        return (apart * (terms @ (terms.T @ apart))).sum(1, keepdim=True)
-
-    def norm(self, variance: Tensor) -> Tensor:
-        """Return the sum over all pairs of cells of ``Q[i, j]**2 * variance[i] * variance[j]``.
-
-        ``variance (B, 1)`` is the variance within each cell's label.
-        """
-        with torch.autocast(variance.device.type, enabled=False):
-            return (self._terms.T @ (variance * self._terms)).square().sum()
-
-
-class PolynomialRegressionWithinLabels:
-    """Sum of squares that polynomials of a number explain, fitted separately for each label, as a quadratic form Q = K.
-
-    The number is an environment with an order (:class:`Numbers`). The matrix K projects the cells of each label on the
-    polynomials. The matrix R of :class:`Pairing`, which subtracts the mean of each label, has no effect here, since the
-    polynomials have mean 0 within each label.
-    """
-
-    def __init__(self, label: Groups, numbers: Numbers) -> None:
-        self._label = label
-        self._terms = numbers.terms_within(label)
-        self.diagonal = self.own_squares = self._terms.square().sum(1, keepdim=True)
-        # the polynomials are orthonormal within each label, so that K explains their sum of squares entirely
-        self.trace = self.own_explained = self.diagonal.sum()
-
-    def squares(self, apart: Tensor) -> Tensor:
-        """Compute the contribution of each cell, ``(B, 1)``, to the sum of squares that the regressions explain.
-
-        ``apart`` holds the differences of the cells from the means of their labels, ``(B, D)``.
-        """
-        weighted = [term * apart for term in self._terms.to(apart).split(1, 1)]
-        return torch.stack([(own * self._label.sums(own)).sum(1, keepdim=True) for own in weighted]).sum(0)
-
-    def norm(self, variance: Tensor) -> Tensor:
-        """Return the sum over all pairs of cells of ``Q[i, j]**2 * variance[i] * variance[j]``.
-
-        ``variance (B, 1)`` is the variance within each cell's label.
-        """
-        return (self.diagonal * variance.square()).sum()
-
-
 class Pairing:
     """Comparison of cells with their partners, conditional on the label, as a quadratic form M with expectation zero.
 
     The partners of a cell are the cells of its environment, with the same label (pairs within labels) or with any label
     (pairs across labels). M is a symmetric matrix over the cells of the batch, built from three matrices. R subtracts
-    the mean of each label. K averages over groups of partners or, for an environment with an order, fits polynomials. Q
-    = R K R is the sum of squares that K explains, conditional on the label. It is positive even by chance, since it
-    includes the product of each cell with itself. The vector ``own``, with one number per cell, corrects for this: M =
-    Q - R diag(own) R has expectation zero, whatever the variances of the cells, if the environment has no effect.
+    the mean of each label. K averages over groups of partners. Q = R K R is the sum of squares that K explains,
+    conditional on the label. It is positive even by chance, since it includes the product of each cell with itself. The
+    vector ``own``, with one number per cell, corrects for this: M = Q - R diag(own) R has expectation zero, whatever
+    the variances of the cells, if the environment has no effect.
 
     Attributes
     ----------
@@ -724,9 +540,7 @@ class Pairing:
         cells can be compared.
     """
 
-    def __init__(
-        self, label: Groups, explained: GroupMeans | PolynomialRegression | PolynomialRegressionWithinLabels
-    ) -> None:
+    def __init__(self, label: Groups, explained: GroupMeans) -> None:
         n_label, diagonal = group_sizes(label), explained.diagonal
         self._explained = explained
         partnered = n_label > 1
@@ -795,11 +609,6 @@ class BatchDesign:
         self.pairings = [self._of(column) for column in columns]
 
     def _of(self, environment: Environments) -> dict[Partners, Pairing]:
-        if isinstance(environment, Numbers):
-            return {
-                "within": Pairing(self.label, PolynomialRegressionWithinLabels(self.label, environment)),
-                "across": Pairing(self.label, PolynomialRegression(self.label, environment)),
-            }
         environment = Groups.of(environment)
         pair = self.label.cross(environment)
         return {
@@ -813,7 +622,7 @@ def _check(environments: Environments, labels: Tensor | Groups) -> None:
 
     Both need one value per cell and at least two cells, and codes of environments must not be floating-point numbers.
     """
-    shapes = [tuple(_of_cells(given).shape) for given in (environments, labels)]
+    shapes = [tuple((given.labels if isinstance(given, Groups) else given).shape) for given in (environments, labels)]
     if len(shapes[1]) != 1 or shapes[0] != shapes[1]:
         msg = f"environments and labels must both be (B,), got {shapes[0]} and {shapes[1]}."
         raise ValueError(msg)
@@ -822,17 +631,10 @@ def _check(environments: Environments, labels: Tensor | Groups) -> None:
         raise ValueError(msg)
     if isinstance(environments, Tensor) and environments.is_floating_point():
         msg = (
-            f"environments are {environments.dtype}: give integer codes, or what has an order, such as time, as "
-            "scbd.nn.Numbers(environments)."
+            f"environments are {environments.dtype}: give integer codes, and divide a quantity, such as time, into "
+            "levels (pandas.qcut)."
         )
         raise ValueError(msg)
-
-
-def _of_cells(given: Environments) -> Tensor:
-    """Return environments or labels as a tensor with one value per cell, ``(B,)``."""
-    if isinstance(given, Groups):
-        return given.labels
-    return given.values if isinstance(given, Numbers) else given
 
 
 def group_sizes(groups: Groups) -> Tensor:
