@@ -234,9 +234,7 @@ def on_wells(keys: dict[str, Any], settings: dict[str, Any], **training: Any) ->
 
 SETTINGS: dict[str, Callable[[], Entries]] = {
     "image default": lambda: on_cells(CELLS, {}),
-    "image other environments": lambda: on_cells(
-        CELLS, {"alpha": 0.02, "positives": "other_environments", "include_self": False}, validate_every=10
-    ),
+    "image small alpha": lambda: on_cells(CELLS, {"alpha": 0.02}, validate_every=10),
     "image listing": lambda: on_cells(CELLS, PUBLISHED),
     "image formula": lambda: on_cells(CELLS, PUBLISHED | {"invariance": "formula", "temperature": 0.2}),
     "image no style": lambda: on_cells(CELLS, {"style_target": None}, "c", validate_every=6, load_best=True),
@@ -740,14 +738,13 @@ def _() -> Entries:
     losses: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "contrastive": lambda z: contrastive(z, y),
         "contrastive smoothed": lambda z: contrastive(z, y, smoothing=2 / 3, temperature=0.2),
-        "contrastive others": lambda z: contrastive(z, y, environments=e, include_self=False),
         "contrastive sum": lambda z: contrastive(z, y, reduction="sum"),
         "contrastive anchors": lambda z: contrastive(z, y, anchors=e > 0),
         "listing": lambda z: nn.invariance_loss(z, e),
         "formula": lambda z: nn.invariance_loss(z, e, reduction="formula", include_self=False),
         "listing given": lambda z: nn.invariance_loss(z, e, log_normaliser=nn.log_normaliser(z)),
         "log_normaliser": lambda z: nn.log_normaliser(z, temperature=0.3),
-        "log_normaliser without": lambda z: nn.log_normaliser(z, without=e, include_self=False),
+        "log_normaliser of others": lambda z: nn.log_normaliser(z, include_self=False),
         "statistic": lambda z: nn.invariance_statistic([z, z**2], e, y),
         "statistic of columns": lambda z: nn.invariance_statistic([z], [e, y // 2], y),
     }

@@ -29,8 +29,8 @@ SYSTEMS = [SCBDModel, *(getattr(baselines, name) for name in baselines.__all__ i
 
 LOSSES: dict[str, Any] = {
     "supervised": lambda z, y, e: supervised_contrastive_loss(z, y),
-    "of other environments": lambda z, y, e: supervised_contrastive_loss(z, y, environments=e, smoothing=0.1),
-    **{form: lambda z, y, e, form=form: invariance_loss(z, e, reduction=form) for form in ("listing", "mean", "mass")},
+    "smoothed": lambda z, y, e: supervised_contrastive_loss(z, y, smoothing=0.1),
+    **{form: lambda z, y, e, form=form: invariance_loss(z, e, reduction=form) for form in ("listing", "formula")},
 }
 
 

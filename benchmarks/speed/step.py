@@ -34,7 +34,6 @@ SETTINGS: dict[str, Any] = {
     "include_self": True,
     "invariance": "listing",
     "smoothing": 0.0,
-    "positives": "all",
 }
 
 

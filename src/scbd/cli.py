@@ -154,7 +154,7 @@ class ModelOptions:
     encoder: str = "auto"
     n_latent: int | None = None
     style_target: Literal["e", "ye", "none"] = "e"
-    invariance: Literal["variance", "listing", "formula", "mean", "mass"] = "variance"
+    invariance: Literal["variance", "listing", "formula"] = "variance"
     smoothing: float = 2 / 3
     image_size: int | None = None
     augment: Annotated[bool, Parameter(negative="--no-augment")] = True

@@ -31,11 +31,11 @@ from scbd.metrics._arguments import (
     training_mask,
 )
 
-# of the order of their names
+# numbered in the alphabetical order of their names
 NUMBERS = {"DMSO": 0, "EtOH": 1, "a": 2, "b": 3, "c": 4, "d": 5}
 
 
-def wells() -> AnnData:
+def make_screen() -> AnnData:
     rng = np.random.default_rng(0)
     y = np.tile(list(NUMBERS), 12)
     obs = pd.DataFrame({"y": y, "plate": np.arange(72) // 24, "guide": [f"{name}_{i % 2}" for i, name in enumerate(y)]})
@@ -44,32 +44,34 @@ def wells() -> AnnData:
     return AnnData(obs=obs, obsm={"Z": rng.normal(size=(72, 5)) + np.repeat(rng.normal(size=(12, 5)), 6, axis=0)})
 
 
-def of_effects(adata: AnnData, control: Any) -> np.ndarray:
+def compute_effects(adata: AnnData, control: Any) -> np.ndarray:
     return perturbation_effects(adata, "Z", y_key="y", e_key="plate", control=control, n_permutations=5).to_numpy()
 
 
-def of_replicates(adata: AnnData, control: Any) -> np.ndarray:
+def compute_replicate_retrieval(adata: AnnData, control: Any) -> np.ndarray:
     how: dict[str, Any] = {"y_key": "y", "e_key": "plate", "n_permutations": 5}
     return replicate_retrieval(adata, "Z", **how, control=control).table.to_numpy()
 
 
-def of_mechanisms(adata: AnnData, control: Any) -> np.ndarray:
+def compute_retrieval(adata: AnnData, control: Any) -> np.ndarray:
     how: dict[str, Any] = {"y_key": "y", "label_key": "moa", "n_permutations": 5}
     return retrieval(adata, "Z", **how, control=control).table.to_numpy()
 
 
-def of_genes(adata: AnnData, control: Any) -> np.ndarray:
+def compute_profiles(adata: AnnData, control: Any) -> np.ndarray:
     return aggregate(adata, "Z", gene_key="y", guide_key="guide", control=control).X
 
 
-EACH = pytest.mark.parametrize("compute", [of_effects, of_replicates, of_mechanisms, of_genes])
+EACH = pytest.mark.parametrize(
+    "compute", [compute_effects, compute_replicate_retrieval, compute_retrieval, compute_profiles]
+)
 Compute = Callable[[AnnData, Any], np.ndarray]
 
 
 @EACH
 @pytest.mark.parametrize("dtype", [int, float, "category", object])
-def test_controls_may_be_numbers_wherever_they_are_named(compute: Compute, dtype):
-    adata, numbered = wells(), wells()
+def test_metrics_numeric_control_is_equal_to_text(compute: Compute, dtype):
+    adata, numbered = make_screen(), make_screen()
     numbered.obs["y"] = numbered.obs["y"].map(NUMBERS).astype(dtype)
     expected = compute(adata, "DMSO")
     for control in (0, 0.0, np.int64(0), "0", [0]):
@@ -81,8 +83,8 @@ def test_controls_may_be_numbers_wherever_they_are_named(compute: Compute, dtype
 
 
 @EACH
-def test_what_is_missing_is_no_control(compute: Compute):
-    adata = wells()
+def test_metrics_missing_or_unknown_control_raises(compute: Compute):
+    adata = make_screen()
     adata.obs["y"] = adata.obs["y"].replace({"a": "nan"})
     for control in (np.nan, ["DMSO", None]):
         with pytest.raises(ValueError, match="is no value"):
@@ -91,44 +93,44 @@ def test_what_is_missing_is_no_control(compute: Compute):
         compute(adata, ["DMSO", 7])
 
 
-def test_where_no_control_is_needed_none_is_none():
-    adata = wells()
-    for compute in (of_mechanisms, of_genes):
+def test_metrics_control_none_is_equal_to_empty_or_raises():
+    adata = make_screen()
+    for compute in (compute_retrieval, compute_profiles):
         np.testing.assert_array_equal(compute(adata, None), compute(adata, []))
-    assert len(of_genes(adata, None)) == 6
-    for needs_one in (of_effects, of_replicates):
+    assert len(compute_profiles(adata, None)) == 6
+    for needs_one in (compute_effects, compute_replicate_retrieval):
         with pytest.raises(ValueError, match="control=None"):
             needs_one(adata, None)
 
 
-def test_labels_are_text_and_whole_numbers_have_one_name():
+def test_get_label_texts_whole_floats_are_equal_to_integers():
     adata = AnnData(obs=pd.DataFrame({"y": [2.0, 1.5, 2.0], "both": [1, "1", "b"]}, index=list("abc")))
     assert get_label_texts(adata, "y").tolist() == ["2", "1.5", "2"]
     names, codes = encode_label_column(adata, "both")
     assert sorted(names) == ["1", "b"] and names[codes].tolist() == ["1", "1", "b"]
 
 
-def of_medians(adata: AnnData) -> Any:
+def compute_median_profiles(adata: AnnData) -> Any:
     return aggregate(adata, "Z", gene_key="y", guide_key="guide", control="DMSO", average="median").X
 
 
-def of_probes(adata: AnnData) -> Any:
+def compute_label_probe(adata: AnnData) -> Any:
     return list(label_probe(adata.obsm["Z"], adata.obs["y"]).values())
 
 
-def of_predictions(adata: AnnData) -> Any:
+def compute_predictions(adata: AnnData) -> Any:
     return predict_labels(adata.obsm["Z"], adata.obs["y"], adata.obsm["Z"])
 
 
-def of_environments(adata: AnnData) -> Any:
+def compute_batch_probe(adata: AnnData) -> Any:
     return list(batch_probe(adata, "Z", "plate").values())
 
 
-def of_neighbours(adata: AnnData) -> Any:
+def compute_batch_mixing(adata: AnnData) -> Any:
     return list(batch_mixing(adata, "Z", "plate", n_neighbors=10).values())
 
 
-def of_all(adata: AnnData) -> Any:
+def compute_benchmark(adata: AnnData) -> Any:
     table = benchmark(adata, ["Z"], y_key="y", e_key="plate", n_neighbors=10)
     return table.select_dtypes("number").to_numpy()
 
@@ -136,22 +138,25 @@ def of_all(adata: AnnData) -> Any:
 @pytest.mark.parametrize(
     "compute",
     [
-        *(lambda adata, of=of: of(adata, "DMSO") for of in (of_effects, of_replicates, of_mechanisms, of_genes)),
-        of_medians,
-        of_probes,
-        of_predictions,
-        of_environments,
-        of_neighbours,
-        of_all,
+        *(
+            lambda adata, of=of: of(adata, "DMSO")
+            for of in (compute_effects, compute_replicate_retrieval, compute_retrieval, compute_profiles)
+        ),
+        compute_median_profiles,
+        compute_label_probe,
+        compute_predictions,
+        compute_batch_probe,
+        compute_batch_mixing,
+        compute_benchmark,
     ],
 )
-def test_an_embedding_may_be_a_frame_and_not_sparse(compute):
-    adata = wells()
+def test_metrics_frame_is_equal_to_array_and_sparse_raises(compute):
+    adata = make_screen()
     z, expected = adata.obsm["Z"], compute(adata)
     for frame in (pd.DataFrame(z, adata.obs_names), pd.DataFrame(z, adata.obs_names, dtype="Float64")):
         adata.obsm["Z"] = frame
         found = compute(adata)
-        if np.asarray(found).dtype.kind == "f":  # sums over columns that lie otherwise in memory
+        if np.asarray(found).dtype.kind == "f":  # the order of summation depends on the memory layout
             np.testing.assert_allclose(found, expected, rtol=1e-10)
         else:
             np.testing.assert_array_equal(found, expected)
@@ -165,7 +170,7 @@ def test_an_embedding_may_be_a_frame_and_not_sparse(compute):
 
 REPLICATES: dict[str, Any] = {"y_key": "y", "e_key": "plate", "control": "DMSO"}
 NET = pd.DataFrame({"source": ["one", "one"], "target": ["a", "b"]})
-# of each function, every argument that is an array; Z and X are those of a table
+# every array argument of each function; Z and X are arrays stored in the table
 OF_ARRAYS: dict[str, dict[str, Callable[[AnnData, Any], Any]]] = {
     "aggregate": {"Z": lambda table, z: aggregate(table, "Z", gene_key="y", control="DMSO")},
     "batch_mixing": {"Z": lambda table, z: batch_mixing(table, "Z", "plate", n_neighbors=10)},
@@ -213,13 +218,13 @@ OF_ARRAYS: dict[str, dict[str, Callable[[AnnData, Any], Any]]] = {
     "relationship_interval": {"X": lambda table, z: metrics.relationship_interval(table, NET)},
     "relationship_recall": {"X": lambda table, z: metrics.relationship_recall(table, NET)},
 }
-# these are given frames
+# functions and classes that take data frames
 OF_FRAMES = {"Retrieval", "rank", "relationship_area", "styled", "summarise"}
 
 
 @pytest.mark.parametrize(("name", "given"), [(name, given) for name, each in OF_ARRAYS.items() for given in each])
-def test_what_a_mask_hides_is_not_used(name, given):
-    table = wells()
+def test_metrics_masked_array_raises(name, given):
+    table = make_screen()
     z = np.ma.masked_array(table.obsm["Z"], mask=table.obsm["Z"] > 1)
     table.obsm["Z"] = z
     if given == "X":
@@ -228,12 +233,12 @@ def test_what_a_mask_hides_is_not_used(name, given):
         OF_ARRAYS[name][given](table, z)
 
 
-def test_all_that_takes_arrays_was_asked_of_masks():
+def test_metrics_all_public_names_are_in_masked_array_test():
     assert {*OF_ARRAYS} | OF_FRAMES == set(metrics.__all__)
 
 
-def test_rows_that_were_trained_on_may_all_be_elsewhere():
-    """A table of held-out rows says of each that it was not trained on; a column of other words says nothing."""
+def test_training_mask_no_training_rows_is_false_or_raises():
+    """A column of splits may mark no row as training; a column of other words raises an error."""
     adata = AnnData(obs=pd.DataFrame({"part": ["test", "left out"], "other": ["x", "y"]}, index=["0", "1"]))
     assert not training_mask(adata, "part").any()
     with pytest.raises(ValueError, match=r"obs\['other'\]"):
@@ -242,7 +247,7 @@ def test_rows_that_were_trained_on_may_all_be_elsewhere():
         training_mask(adata, np.array([0.5]), "train_indices")
 
 
-def three() -> AnnData:
+def make_three_embeddings() -> AnnData:
     return AnnData(obsm={key: np.full((3, 2), value) for value, key in enumerate(["a", "b", "c"])})
 
 
@@ -255,23 +260,23 @@ def three() -> AnnData:
         ({"seeds": ["a", "b"], "other": "c"}, [("seeds", "a"), ("seeds", "b"), ("other", "c")]),
     ],
 )
-def test_embeddings_are_named(asked, named):
-    adata = three()
+def test_get_named_embeddings_key_list_or_dict_returns_named(asked, named):
+    adata = make_three_embeddings()
     found = get_named_embeddings(adata, asked)
     assert [(one.representation, one.key) for one in found] == named
     assert all((one.values == adata.obsm[one.key]).all() for one in found)
 
 
-def test_embeddings_that_are_not_there():
+def test_get_named_embeddings_missing_or_empty_raises():
     with pytest.raises(KeyError, match=r"'d'"):
-        get_named_embeddings(three(), {"one": ["a", "d"]})
+        get_named_embeddings(make_three_embeddings(), {"one": ["a", "d"]})
     empty: tuple[Any, ...] = ([], {}, {"one": []})
     for nothing in empty:
         with pytest.raises(ValueError, match="No embedding"):
-            get_named_embeddings(three(), nothing)
+            get_named_embeddings(make_three_embeddings(), nothing)
 
 
-def test_an_array_and_a_file_are_read_as_a_key_is(tmp_path):
+def test_get_named_embeddings_array_and_file_are_equal_to_key(tmp_path):
     adata = AnnData(obsm={key: np.random.default_rng(i).normal(size=(20, 2)) for i, key in enumerate("ab")})
     stored = AnnData(obs=adata.obs[[]], obsm={"X_scbd_c": adata.obsm["a"], "X_scbd_s": adata.obsm["b"]})
     stored.write_h5ad(tmp_path / "z.h5ad")
@@ -288,7 +293,7 @@ def test_an_array_and_a_file_are_read_as_a_key_is(tmp_path):
         np.testing.assert_array_equal(one.values, adata.obsm["a"])
 
 
-def test_files_and_arrays_of_other_cells_are_refused(tmp_path):
+def test_get_named_embeddings_wrong_cells_or_file_raises(tmp_path):
     adata = AnnData(obsm={key: np.random.default_rng(i).normal(size=(20, 2)) for i, key in enumerate("ab")})
     AnnData(obs=adata.obs[:-1][[]], obsm={"X_pca": adata.obsm["a"][:-1]}).write_h5ad(tmp_path / "fewer.h5ad")
     with pytest.raises(ValueError, match="lacks 1 of the 20"):
@@ -304,7 +309,7 @@ def test_files_and_arrays_of_other_cells_are_refused(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Observation names are not unique")
 @pytest.mark.parametrize("repeat", ["in both", "in the table"])
-def test_cells_of_one_name_are_told_by_their_order_alone(tmp_path, repeat):
+def test_get_named_embeddings_repeated_names_in_other_order_raises(tmp_path, repeat):
     stored = AnnData(obsm={"X_pca": np.random.default_rng(0).normal(size=(20, 2))})
     other = stored[[0, *range(19)]].copy()  # the first cell twice
     if repeat == "in both":
@@ -316,13 +321,13 @@ def test_cells_of_one_name_are_told_by_their_order_alone(tmp_path, repeat):
         get_named_embeddings(other[::-1].copy(), {"z": tmp_path / "z.h5ad"})
 
 
-def test_features_may_lie_in_x_and_in_layers():
+def test_get_embedding_x_and_layers_are_read_after_obsm():
     wells = make_wells()
     wells.layers["scaled"] = wells.obsm["own"] = wells.X * 2
     wells.layers["own"] = wells.X * 3
     np.testing.assert_array_equal(get_embedding(wells, "X"), wells.X)
     np.testing.assert_array_equal(get_embedding(wells, "scaled"), wells.X * 2)
-    np.testing.assert_array_equal(get_embedding(wells, "own"), wells.X * 2)  # obsm comes first
+    np.testing.assert_array_equal(get_embedding(wells, "own"), wells.X * 2)  # obsm takes precedence over layers
     assert [found.key for found in get_named_embeddings(wells, ["X", "scaled"])] == ["X", "scaled"]
     del wells.X
     with pytest.raises(KeyError, match="obsm has no 'X'"):

@@ -23,7 +23,7 @@ few = st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size
 
 
 @given(few.filter(lambda items: any(positive for _, positive in items)))
-def test_equal_similarities_come_in_any_order(items):
+def test_average_precision_ties_are_equal_to_mean_of_all_orders(items):
     similarity, relevant = map(list, zip(*items, strict=True))
     positives = np.array([value for value, positive in items if positive], dtype=float)
     negatives = np.array([value for value, positive in items if not positive], dtype=float)
@@ -34,15 +34,15 @@ def test_equal_similarities_come_in_any_order(items):
 
 
 @given(st.integers(1, 4), st.integers(1, 4))
-def test_chance_is_the_mean_of_all_orders(n_positives, n_negatives):
+def test_expected_average_precision_is_equal_to_mean_of_all_orders(n_positives, n_negatives):
     relevant = [True] * n_positives + [False] * n_negatives
     assert expected_average_precision(n_positives, n_negatives) == pytest.approx(
         naive.over_all_orders([0.0] * len(relevant), relevant)
     )
 
 
-def test_null_scores_are_those_of_random_orders():
-    """All 15 orders of two among six, as often as another."""
+def test_null_distribution_scores_match_random_orders():
+    """All 15 orders of two positives among six items occur equally often."""
     orders = [naive.average_precision([i in found for i in range(6)]) for found in itertools.combinations(range(6), 2)]
     values, counts = np.unique(np.round(orders, 9), return_counts=True)
     drawn, found = np.unique(np.round(NullDistribution(60_000, 0)._scores(2, 4), 9), return_counts=True)
@@ -51,27 +51,27 @@ def test_null_scores_are_those_of_random_orders():
     assert (np.abs(found - 60_000 * counts / 15) < 4 * sd).all()
 
 
-def test_null_scores_do_not_depend_on_what_is_drawn_beside_them(monkeypatch):
+def test_null_distribution_scores_ignore_previous_draws(monkeypatch):
     null = NullDistribution(1000, 3)
     null._scores(1, 9)
     np.testing.assert_array_equal(null._scores(4, 50), NullDistribution(1000, 3)._scores(4, 50))
     assert null._scores(4, 50).mean() == pytest.approx(expected_average_precision(4, 50), abs=0.02)
-    monkeypatch.setattr(ap, "_MAX_NUMBERS_IN_MEMORY", 500)  # in pieces
+    monkeypatch.setattr(ap, "_MAX_NUMBERS_IN_MEMORY", 500)  # the null is computed in several blocks
     assert len(NullDistribution(1000, 3)._scores(4, 50)) == 1000
 
 
-def test_p_values():
+def test_p_value_known_null_returns_expected():
     null = NullDistribution(999, 0)
     assert null.p_value(1.0, [5], [200]) == pytest.approx(0.001)
     assert null.p_value(0.0, [5], [200]) == 1
-    # the first of ten by chance: one time in ten, however often it is asked for
+    # one positive among ten comes first by chance in one case of ten, however many queries there are
     assert null.p_value(1.0, [1], [9]) == pytest.approx(0.1, abs=0.04)
     assert null.p_value(1.0, [1, 1, 1], [9, 9, 9]) == null.p_value(1.0, [1], [9])
     both = (null._scores(1, 9) + null._scores(2, 30)) / 2
     assert null.p_value(0.5, [1, 2], [9, 30]) == pytest.approx((1 + (both >= 0.5).sum()) / 1000)
 
 
-def test_p_values_are_uniform_where_there_is_nothing_to_find():
+def test_p_value_random_ranking_is_uniform():
     rng = np.random.default_rng(0)
     scores = [average_precision(rng.random(3), rng.random(40)) for _ in range(800)]
     null = NullDistribution(5000, 0)
@@ -80,7 +80,7 @@ def test_p_values_are_uniform_where_there_is_nothing_to_find():
         assert abs((p <= level).mean() - level) < 4 * np.sqrt(level * (1 - level) / 800)
 
 
-def test_blocks_change_nothing(monkeypatch):
+def test_score_queries_small_blocks_are_equal_to_whole(monkeypatch):
     rng = np.random.default_rng(0)
     unit, label = scale_to_unit_length(rng.normal(size=(40, 5))), rng.integers(8, size=40)
     rows = np.arange(40)
@@ -100,7 +100,7 @@ def test_blocks_change_nothing(monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
-def test_unit_rows():
+def test_scale_to_unit_length_zero_row_stays_zero():
     unit = scale_to_unit_length(np.array([[3, 4], [0, 0]], dtype=np.float16))
     np.testing.assert_allclose(unit, [[0.6, 0.8], [0.0, 0.0]])
     assert unit.dtype == np.float64

@@ -35,7 +35,7 @@ from scbd.metrics._relationships import Relations, expected_relationship_scores
 from scbd.metrics._retrieval import Retrieval
 
 
-def screen(seed: int = 0) -> tuple[AnnData, pd.DataFrame]:
+def make_screen(seed: int = 0) -> tuple[AnnData, pd.DataFrame]:
     rng = np.random.default_rng(seed)
     n, n_genes = 900, 9
     gene, well = rng.integers(n_genes, size=n), rng.integers(3, size=n)
@@ -50,8 +50,8 @@ def screen(seed: int = 0) -> tuple[AnnData, pd.DataFrame]:
     return AnnData(obs=obs, obsm=obsm | {"wide": np.hstack([good, bad, good])}), net
 
 
-def test_every_metric_of_every_embedding_in_a_tidy_frame():
-    adata, net = screen()
+def test_benchmark_two_embeddings_returns_all_metrics_in_tidy_frame():
+    adata, net = make_screen()
     frame = benchmark(adata, ["good", "bad"], y_key="gene", e_key="well", net=net, n_neighbors=30)
     assert list(frame.columns) == ["metric", "representation", "key", "value", "chance", "better"]
     table = frame.pivot(index="metric", columns="representation", values="value")
@@ -77,8 +77,8 @@ def test_every_metric_of_every_embedding_in_a_tidy_frame():
     assert chance.loc["relationship_average_precision", "good"] == by_chance
 
 
-def test_seeds_become_mean_and_deviation():
-    adata, _ = screen()
+def test_summarise_seeds_returns_mean_and_deviation():
+    adata, _ = make_screen()
     frame = benchmark(adata, {"ours": ["good", "good_again"], "other": "bad"}, e_key="well", n_neighbors=30)
     summary = summarise(frame).set_index(["metric", "representation"])
     values = frame.query("metric == 'e_probe_f1' and representation == 'ours'")["value"]
@@ -90,39 +90,39 @@ def test_seeds_become_mean_and_deviation():
     assert "bold" in html
 
 
-def bold_cells(rows: list[tuple[str, str, str, float]], chance: float = np.nan) -> set[tuple[int, int]]:
-    """Row and column of what a table of these has in bold."""
+def find_bold_cells(rows: list[tuple[str, str, str, float]], chance: float = np.nan) -> set[tuple[int, int]]:
+    """Return row and column of each bold cell in the styled table of ``rows``."""
     frame = pd.DataFrame(rows, columns=["metric", "representation", "key", "value"]).assign(chance=chance)
     rules = styled(frame, list(frame["metric"].unique())).to_html().split("</style>")[0]
     cells = re.search(r"((?:#T_\w+_row\d+_col\d+[, ]*)+)\{\s*font-weight: bold", rules)
     return {(int(row), int(column)) for row, column in re.findall(r"_row(\d+)_col(\d+)", cells[1] if cells else "")}
 
 
-def test_the_best_of_each_metric_is_bold():
-    """Biology and mixing are good where they are high, what tells environments where it is low."""
+def test_styled_best_of_each_metric_is_bold():
+    """Scores of biology and mixing are better if higher, scores of how well environments are distinguished if lower."""
     high = ["relationship_area", "relationship_recall", "relationship_average_precision", "y_probe_f1", "y_probe_auroc"]
     low = ["e_probe_f1", "e_probe_auroc", "same_environment_neighbours", "silhouette", "e_probe_quadratic_f1"]
     high.append("ilisi")
-    bold = bold_cells(
+    bold = find_bold_cells(
         [(m, name, name, v) for m in (*high, *low, "other") for name, v in (("less", 0.1), ("more", 0.9))]
     )
-    # iLISI is of batch, and stands first there
+    # iLISI is a batch metric and comes first among them
     assert bold == {(i, 1) for i in range(len(high))} | {(len(high) + i, 0) for i in range(len(low))}
 
 
 @pytest.mark.parametrize("metric", ["silhouette", "same_environment_neighbours"])
-def test_what_is_below_chance_is_not_mixed_best(metric):
+def test_styled_mixing_metric_bolds_nearest_to_chance(metric):
     values = {"apart": 0.9, "mixed": 0.02, "odd": -0.3, "point": np.nan}
     rows = [(metric, name, name, value) for name, value in values.items()]
-    assert bold_cells(rows) == {(0, 1)}
-    assert bold_cells(rows, -0.25) == {(0, 2)}
+    assert find_bold_cells(rows) == {(0, 1)}
+    assert find_bold_cells(rows, -0.25) == {(0, 2)}
 
 
 @pytest.mark.parametrize(
     ("names", "how"),
     [
         ("Nothing to measure", {}),
-        ("net needs y_key", {"e_key": "well", "net": screen()[1]}),
+        ("net needs y_key", {"e_key": "well", "net": make_screen()[1]}),
         ("label_key needs y_key", {"e_key": "well", "label_key": "target"}),
         ("replicates needs y_key", {"e_key": "well", "replicates": True}),
         ("replicates needs control", {"y_key": "gene", "e_key": "well", "replicates": "well", "control": None}),
@@ -131,13 +131,13 @@ def test_what_is_below_chance_is_not_mixed_best(metric):
         ("reference='best'.* good", {"e_key": "well", "reference": "best", "n_bootstrap": 10}),
     ],
 )
-def test_bad_input_is_named(names, how):
+def test_benchmark_invalid_arguments_raise(names, how):
     with pytest.raises(ValueError, match=names):
-        benchmark(screen()[0], ["good"], **how)
+        benchmark(make_screen()[0], ["good"], **how)
 
 
-def test_what_is_not_there_is_named():
-    adata, _ = screen()
+def test_benchmark_missing_embedding_or_rows_raises():
+    adata, _ = make_screen()
     with pytest.raises(KeyError, match="obsm has no 'best'"):
         benchmark(adata, ["good", "best"], e_key="well")
     with pytest.raises(ValueError, match="no rows to score"):
@@ -159,13 +159,13 @@ def test_what_is_not_there_is_named():
         ("replicates_seen", "replicates seen", "shape", ""),
     ],
 )
-def test_scores_have_words_and_a_direction(score, words, side, better):
+def test_score_title_and_find_metric_return_title_and_direction(score, words, side, better):
     assert score_title(score) == words
     assert (find_metric(score).side, find_metric(score).better) == (side, better)
 
 
-def test_a_new_score_is_a_row_of_the_table(monkeypatch):
-    adata, _ = screen()
+def test_benchmark_new_metric_is_a_row_of_frame_and_table(monkeypatch):
+    adata, _ = make_screen()
     of_norm = METRICS["effective_rank"]._replace(
         function=lambda cells: {"x": EstimatedScore(float(np.linalg.norm(cells.x)))}
     )
@@ -176,8 +176,8 @@ def test_a_new_score_is_a_row_of_the_table(monkeypatch):
     assert list(styled(frame, ["norm_x"]).data.index) == [("batch", "how long ↓")]
 
 
-def test_intervals_and_differences_over_the_same_resamples():
-    adata, net = screen()
+def test_benchmark_reference_returns_paired_intervals():
+    adata, net = make_screen()
     embeddings = {"good": "good", "again": "good", "bad": "bad"}
     keys: dict[str, Any] = {"y_key": "gene", "e_key": "well", "net": net, "n_neighbors": 30}
     frame = benchmark(adata, embeddings, **keys, n_bootstrap=100, reference="good")
@@ -203,8 +203,8 @@ def test_intervals_and_differences_over_the_same_resamples():
     assert (row["low"], row["high"]) == expected
 
 
-def test_seeds_are_compared_in_pairs():
-    adata, _ = screen()
+def test_benchmark_and_summarise_seeds_are_compared_in_pairs():
+    adata, _ = make_screen()
     pairs = {"ours": ["good", "good_again"], "other": ["good_again", "good"], "one": "bad"}
     frame = benchmark(adata, pairs, e_key="well", n_neighbors=30, n_bootstrap=20, reference="one")
     table = frame.set_index(["metric", "representation", "key"])
@@ -224,8 +224,8 @@ def test_seeds_are_compared_in_pairs():
         summarise(frame, reference="ours")
 
 
-def folds_of(seeds: dict[str, list[float]], n_folds: int = 8) -> pd.DataFrame:
-    """Scores of each representation and seed, that of the seed alone in all folds."""
+def make_fold_scores(seeds: dict[str, list[float]], n_folds: int = 8) -> pd.DataFrame:
+    """Make scores of each representation, seed and fold; they rise by 0.01 per fold."""
     rows = [
         ("f1", name, f"{name}{seed}", f"fold {fold}", value + 0.01 * fold, 0.25)
         for name, values in seeds.items()
@@ -235,22 +235,22 @@ def folds_of(seeds: dict[str, list[float]], n_folds: int = 8) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["metric", "representation", "key", "fold", "value", "chance"])
 
 
-def test_folds_are_no_seeds():
+def test_summarise_folds_are_averaged_within_seeds():
     a, b = [0.5, 0.6, 0.4], [0.45, 0.4, 0.42]
-    found = summarise(folds_of({"a": a, "b": b}), reference="b").set_index("representation").loc["a"]
+    found = summarise(make_fold_scores({"a": a, "b": b}), reference="b").set_index("representation").loc["a"]
     assert (found["n"], found["chance"]) == (3, 0.25)
     assert found["mean"] == pytest.approx(np.mean(a) + 0.035) and found["sd"] == pytest.approx(np.std(a, ddof=1))
     expected = scipy.stats.ttest_rel(a, b)
     assert found["p_value"] == pytest.approx(expected.pvalue) and found["p_value"] > 0.1
-    one = summarise(folds_of({"a": a[:1], "b": b[:1]}), reference="b")
+    one = summarise(make_fold_scores({"a": a[:1], "b": b[:1]}), reference="b")
     assert (one["n"] == 1).all() and one[["sd", "difference_sd", "p_value"]].isna().all(axis=None)
     assert one["difference"].to_list() == pytest.approx([0.05, 0])
 
 
 @pytest.mark.parametrize("lost", [slice(0, 1), slice(0, 9)])
-def test_what_is_left_of_lost_runs_is_no_mean(lost):
-    """Nor of lost folds: what has a score is what went well."""
-    frame = folds_of({"a": [0.9, 0.9], "b": [0.5, 0.6]})
+def test_summarise_missing_runs_or_folds_returns_nan(lost):
+    """A mean over the remaining runs or folds would be biased towards those that succeeded."""
+    frame = make_fold_scores({"a": [0.9, 0.9], "b": [0.5, 0.6]})
     frame.loc[frame.index[lost], "value"] = np.nan
     for runs in (frame, frame.drop(columns="fold")):
         found = summarise(runs, reference="b").set_index("representation")
@@ -258,19 +258,19 @@ def test_what_is_left_of_lost_runs_is_no_mean(lost):
         assert found.loc["b", ["mean", "sd", "difference"]].notna().all()
     assert found["n"].to_list() == [16, 16]
     values = [("a", 0.9), ("a", np.nan), ("b", 0.5), ("b", 0.5)]
-    assert bold_cells([("y_probe_f1", name, str(i), value) for i, (name, value) in enumerate(values)]) == {(0, 1)}
+    assert find_bold_cells([("y_probe_f1", name, str(i), value) for i, (name, value) in enumerate(values)]) == {(0, 1)}
 
 
-def test_frames_of_several_seeds_may_have_one_key():
-    frames = [folds_of({"a": [value]}) for value in (0.5, 0.7)]
+def test_summarise_repeated_keys_are_counted_as_seeds():
+    frames = [make_fold_scores({"a": [value]}) for value in (0.5, 0.7)]
     other = pd.DataFrame({"metric": "ilisi", "representation": "a", "key": "a0", "value": [1.0, 3.0]})
     found = summarise(pd.concat([*frames, other])).set_index("metric")
     assert found["n"].to_dict() == {"f1": 2, "ilisi": 2}
     assert found["mean"].to_dict() == pytest.approx({"f1": 0.635, "ilisi": 2})
 
 
-def test_several_networks_have_rows_of_their_own():
-    adata, net = screen()
+def test_benchmark_several_networks_returns_one_row_each():
+    adata, net = make_screen()
     other = net[net["source"] != "c0"]
     frame = benchmark(adata, ["good"], y_key="gene", net={"all": net, "fewer": other}).set_index("metric")
     for name, known in (("all", net), ("fewer", other)):
@@ -279,7 +279,7 @@ def test_several_networks_have_rows_of_their_own():
         assert row["value"] == pytest.approx(expected) and row["better"] == "higher"
 
 
-def test_wells_find_their_replicates_and_mechanisms():
+def test_benchmark_wells_scores_are_equal_to_retrieval_functions():
     rng = np.random.default_rng(0)
     y, e = np.tile(np.repeat(np.arange(9), 2), 3), np.repeat(np.arange(3), 18)
     names = np.array(["DMSO", *(f"drug {i}" for i in range(8))])
@@ -309,7 +309,7 @@ def test_wells_find_their_replicates_and_mechanisms():
     assert not without["metric"].str.contains("replicate|retrieval").any()
 
 
-def test_ranks_are_of_scores_between_chance_and_the_best():
+def test_rank_scores_are_scaled_between_chance_and_best():
     rows = [
         ("y_probe_f1", "ours", 0.8, 0.2),
         ("y_probe_f1", "raw", 0.5, 0.2),
@@ -326,10 +326,10 @@ def test_ranks_are_of_scores_between_chance_and_the_best():
     assert ranked["y_probe_f1"].to_dict() == pytest.approx({"ours": 1, "raw": 0.5, "point": 0})
     assert ranked["e_probe_f1"].to_dict() == pytest.approx({"ours": 0.9, "raw": 0, "point": 1})
     assert ranked["overall"].to_dict() == pytest.approx({"ours": 0.96, "raw": 0.3, "point": 0.4})
-    # blind to environments, since it is blind to all: no merit
+    # a point hides environments only because it holds no information, so it ranks last
     assert ranked.index.to_list() == ["ours", "raw", "point"]
     assert list(rank(frame, ["y_probe_f1"]).columns) == ["overall", "biology", "y_probe_f1"]
-    # whatever it is ranked by
+    # also if ranked by two metrics only
     assert rank(frame, ["y_probe_f1", "e_probe_f1"]).index.to_list() == ["ours", "raw", "point"]
     with pytest.raises(ValueError, match="no metric 'ilisi'; there are: y_probe_f1"):
         rank(frame, ["ilisi"])
@@ -338,8 +338,8 @@ def test_ranks_are_of_scores_between_chance_and_the_best():
 
 
 @pytest.mark.parametrize("values", [[np.nan], [], [1.0, np.nan]])
-def test_a_score_that_could_not_be_measured_is_the_worst(values):
-    """And not left out: all others would count for more."""
+def test_rank_missing_score_is_the_worst(values):
+    """Excluding it would give the other metrics more weight."""
     rows = [("y_probe_f1", name, value, 0.2) for name, value in (("good", 0.8), ("fair", 0.5), ("broken", 0.52))]
     rows += [("ilisi", name, value, 0.9) for name, value in (("good", 0.7), ("fair", 0.3))]
     rows += [("e_probe_f1", name, 0.25, 0.25) for name in ("good", "fair", "broken")]
@@ -349,8 +349,8 @@ def test_a_score_that_could_not_be_measured_is_the_worst(values):
     assert ranked.loc["broken", "batch"] == ranked.loc["fair", "batch"] == 0.5
 
 
-def test_a_point_has_no_rank_and_a_line_has_one():
-    adata, _ = screen()
+def test_benchmark_effective_rank_of_point_is_zero_and_of_line_one():
+    adata, _ = make_screen()
     line = np.random.default_rng(0).normal(size=(adata.n_obs, 1)) @ np.ones((1, 5))
     adata.obsm["line"], adata.obsm["round"] = line, np.random.default_rng(1).normal(size=(adata.n_obs, 5))
     adata.obsm["point"] = np.full((adata.n_obs, 5), 3.7, dtype=np.float32)
@@ -360,8 +360,8 @@ def test_a_point_has_no_rank_and_a_line_has_one():
     assert ranks.to_dict() == pytest.approx({"line": 1, "round": 5, "point": 0}, abs=0.05)
 
 
-def test_a_table_has_rows_of_biology_and_batch_and_a_column_of_chance():
-    adata, _ = screen()
+def test_styled_rows_are_grouped_and_chance_is_a_column():
+    adata, _ = make_screen()
     frame = benchmark(adata, ["good", "bad"], y_key="gene", e_key="well", n_neighbors=30)
     table = styled(frame).data
     assert list(table.index) == [
@@ -381,7 +381,7 @@ def test_a_table_has_rows_of_biology_and_batch_and_a_column_of_chance():
     assert "overflow-x: auto" in html and 'class="dataframe"' in html
 
 
-def test_numbers_of_a_table_have_few_digits():
+def test_styled_digits_sets_decimals():
     rows = [("effective_rank", "a", 12.345), ("e_probe_f1", "a", 0.98765), ("e_probe_f1", "b", np.nan)]
     frame = pd.DataFrame(rows, columns=["metric", "representation", "value"]).assign(key="k", chance=0.1234)
     assert styled(frame).data["a"].to_list() == ["0.99", "12.3"]
@@ -392,7 +392,7 @@ def test_numbers_of_a_table_have_few_digits():
     assert "caption" not in styled(frame, ["effective_rank"]).to_html().split("</style>")[1]
 
 
-def test_a_table_that_cannot_be_shown():
+def test_styled_invalid_frame_or_digits_raises():
     frame = pd.DataFrame({"metric": ["ilisi"], "representation": ["chance"], "key": ["k"], "value": [0.5]})
     with pytest.raises(ValueError, match="'chance'"):
         styled(frame)
@@ -403,20 +403,20 @@ def test_a_table_that_cannot_be_shown():
             styled(frame, digits=digits)
 
 
-def means(values: np.ndarray, seed: int = 0, units: np.ndarray | None = None) -> EstimatedScore:
-    """Average precision of as many perturbations."""
+def estimate_mean_score(values: np.ndarray, seed: int = 0, units: np.ndarray | None = None) -> EstimatedScore:
+    """Estimate the mean of ``values``, the average precision of each perturbation."""
     table = pd.DataFrame({"average_precision": values, "chance": 0.1, "q_value": 1.0})
     return retrieval_scores(Retrieval(table, units=units), 200, seed)["map"]
 
 
 @pytest.mark.parametrize("n", [3, 40])
-def test_of_few_perturbations_intervals_hold_the_truth_and_nothing_is_called_different(n):
-    """Quantiles of resamples held it in 48, 77 and 93 % of cases, and p values were below 0.05 in 52, 22 and 10 %."""
+def test_estimated_score_few_perturbations_has_nominal_error_rates(n):
+    """Plain quantiles of resamples covered the truth in 48 to 93 % of cases; 52 to 10 % of p values were below 0.05."""
     rng = np.random.default_rng(n)
     held, called, n_runs = 0, 0, 800
     for _ in range(n_runs):
         both = 0.5 + 0.1 * (rng.normal(size=n) + rng.normal(size=(2, n)))
-        one, other = map(means, both)
+        one, other = map(estimate_mean_score, both)
         low, high = one.interval(0.95)
         held += low < 0.5 < high
         called += one.minus(other).p_value() < 0.05
@@ -425,14 +425,14 @@ def test_of_few_perturbations_intervals_hold_the_truth_and_nothing_is_called_dif
 
 
 @pytest.mark.parametrize("sizes", [[6] * 20, [2] * 10 + [8] * 10])
-def test_perturbations_of_a_mechanism_are_drawn_together(sizes):
-    """They score together: drawn one by one, intervals held the truth in 57 % where 20 mechanisms had 6 each."""
+def test_estimated_score_with_units_has_nominal_error_rates(sizes):
+    """Resampling correlated perturbations one by one, 20 mechanisms of 6 each, gave a coverage of 57 % only."""
     rng = np.random.default_rng(0)
     mechanism = np.repeat(np.arange(len(sizes)), sizes)
     held, called, n_runs = 0, 0, 600
     for _ in range(n_runs):
         both = 0.5 + 0.1 * rng.normal(size=(2, len(sizes)))[:, mechanism] + 0.05 * rng.normal(size=(2, len(mechanism)))
-        one, other = (means(values, units=mechanism) for values in both)
+        one, other = (estimate_mean_score(values, units=mechanism) for values in both)
         low, high = one.interval(0.95)
         held += low < 0.5 < high
         called += one.minus(other).p_value() < 0.05
@@ -441,24 +441,26 @@ def test_perturbations_of_a_mechanism_are_drawn_together(sizes):
 
 
 @pytest.mark.parametrize("n_units", [1.6, 3.0, 12.0, 500.0])
-def test_a_difference_is_called_where_its_interval_leaves_zero_out(n_units):
-    """Few complexes widened the interval, and not the p value: 10.8 % were below 0.05 where nothing differed."""
+def test_estimated_score_p_value_agrees_with_interval(n_units):
+    """Few complexes widened the interval but not the p value: without a difference, 10.8 % were below 0.05."""
     rng = np.random.default_rng(0)
     for shift in rng.uniform(-4, 4, 60):
         score = EstimatedScore(shift, draws=shift + rng.normal(size=999), n_units=n_units)
         p = score.p_value()
         for level in (0.5, 0.8, 0.95):
             low, high = score.interval(level)
-            if abs(p - (1 - level)) > 0.02:  # the ends lie between two draws
+            if abs(p - (1 - level)) > 0.02:  # closer to the level, interval ends fall between two draws
                 assert p > 1 - level or not low <= 0 <= high
-                assert p < 1 - level or low <= 0 <= high or n_units < 12  # no draw is beyond the last one
+                assert (
+                    p < 1 - level or low <= 0 <= high or n_units < 12
+                )  # the interval cannot exceed the outermost draw
     many = EstimatedScore(0.0, draws=rng.normal(size=999) + 1.5, n_units=1e9)
     assert many.p_value() == pytest.approx(2 * (1 + (many.draws <= 0).sum()) / 1000, rel=1e-3)
 
 
 @pytest.mark.parametrize("n_wells", [2, 10])
-def test_the_f1_of_a_probe_lies_in_its_interval(n_wells):
-    """Resamples lack labels, whose F1 then counts as 0: their quantiles lay below the score."""
+def test_probe_scores_interval_contains_value(n_wells):
+    """Some resamples lack a label, whose F1 then counts as 0, so plain quantiles lay below the score."""
     rng = np.random.default_rng(0)
     gene, well = np.repeat(np.arange(20), n_wells * 10), np.repeat(np.arange(20 * n_wells), 10)
     z = 0.8 * rng.normal(size=(20, 8))[gene] + 0.4 * rng.normal(size=(20 * n_wells, 8))[well]
@@ -472,8 +474,8 @@ def test_the_f1_of_a_probe_lies_in_its_interval(n_wells):
 
 @pytest.mark.parametrize("n_wells", [2, 5])
 @pytest.mark.parametrize("right", [True, False])
-def test_a_probe_that_is_always_right_or_wrong_is_not_sure_of_it(n_wells, right):
-    """All resamples are the score itself, and its interval had no width."""
+def test_probe_scores_all_right_or_wrong_returns_binomial_interval(n_wells, right):
+    """All resamples are equal to the score, so an interval of their quantiles would have no width."""
     gene, well = np.tile(np.repeat([0, 1], 10), n_wells * 2), np.repeat(np.arange(n_wells * 4), 10)
     is_train = well < n_wells * 2
     z = np.eye(2)[np.where(is_train | right, gene, 1 - gene)]
@@ -489,15 +491,15 @@ def test_a_probe_that_is_always_right_or_wrong_is_not_sure_of_it(n_wells, right)
         assert np.isnan(other.interval(0.95)).all()
 
 
-def test_without_draws_or_with_one_unit_nothing_is_known():
-    for score in (EstimatedScore(0.5), means(np.array([0.5]))):
+def test_estimated_score_without_draws_or_one_unit_returns_nan():
+    for score in (EstimatedScore(0.5), estimate_mean_score(np.array([0.5]))):
         assert np.isnan([*score.interval(0.95), score.minus(score).p_value()]).all()
-    same = means(np.full(4, 0.5))
-    assert same.minus(same).p_value() == 1 and same.minus(means(np.full(4, 0.4))).p_value() == 0
+    same = estimate_mean_score(np.full(4, 0.5))
+    assert same.minus(same).p_value() == 1 and same.minus(estimate_mean_score(np.full(4, 0.4))).p_value() == 0
 
 
-def test_what_is_beyond_the_floor_by_chance_is_that_of_the_design():
-    """Scores that are those of chance come to it, however many wells perturbations and controls have."""
+def test_replicate_scores_at_chance_floor_corrected_is_its_chance():
+    """Average precisions at chance give the corrected score at chance, whatever the number of wells and controls."""
     columns = ["average_precision", "chance", "q_value"]
     table = pd.DataFrame([[0.3, 0.3, 1.0], [0.1, 0.1, 1.0]], columns=columns)
     controls = pd.DataFrame([[0.05, 0.05, 1.0]], columns=columns)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from scbd.metrics import perturbation_effects
 
 KEYS: dict[str, Any] = {"y_key": "y", "control": "DMSO"}
-# of rows that are independent, and more than wells would be
+# these tests use independent rows, more per environment than there would be wells
 MANY = pytest.mark.filterwarnings("ignore:Perturbations have .* rows in an environment")
 
 
-def table(y: np.ndarray, e: np.ndarray) -> AnnData:
+def make_table(y: np.ndarray, e: np.ndarray) -> AnnData:
     return AnnData(obs=pd.DataFrame({"y": y.astype(str), "e": e.astype(str)}, index=np.arange(len(y)).astype(str)))
 
 
@@ -30,7 +30,7 @@ def naive_energy(x: np.ndarray, c: np.ndarray) -> float:
 
 
 def naive_magnitude(x: np.ndarray, e: np.ndarray, n: int) -> float:
-    """Of the first ``n`` rows, less the mean over all choices of as many in each environment."""
+    """Return the energy distance of the first ``n`` rows minus its mean over all permutations within environments."""
 
     def energy(chosen: tuple[int, ...]) -> float:
         return naive_energy(x[list(chosen)], np.delete(x, chosen, axis=0))
@@ -47,12 +47,12 @@ def naive_consistency(x: np.ndarray, e: np.ndarray, centre: np.ndarray) -> float
 
 @given(seed=st.integers(0, 1000), n_plates=st.integers(1, 3))
 @settings(max_examples=20)
-def test_both_equal_the_loops(seed, n_plates):
+def test_perturbation_effects_random_table_is_equal_to_naive(seed, n_plates):
     rng = np.random.default_rng(seed)
     y = np.array(["DMSO"] * 6 + ["a"] * 4 + ["b"] * 5)
     e = np.concatenate([np.arange(len(part)) % n_plates for part in (y[:6], y[6:10], y[10:])])
     x = rng.normal(size=(15, 3))
-    found = perturbation_effects(table(y, e), x, e_key="e", n_permutations=1, **KEYS)
+    found = perturbation_effects(make_table(y, e), x, e_key="e", n_permutations=1, **KEYS)
     assert found.index.to_list() == ["a", "b"] and found["n"].to_list() == [4, 5]
     for name in "ab":
         of = y == name
@@ -62,90 +62,90 @@ def test_both_equal_the_loops(seed, n_plates):
         assert found.loc[name, "consistency"] == pytest.approx(expected, abs=1e-9)
 
 
-def test_strong_and_consistent_are_told_apart():
+def test_perturbation_effects_strong_and_consistent_are_distinguished():
     rng = np.random.default_rng(0)
     y = np.repeat(["DMSO", "nothing", "consistent", "strong"], [200, 20, 20, 20])
     x = rng.normal(size=(260, 5))
     x[y == "consistent"] += [2, 0, 0, 0, 0]
-    x[y == "strong"] *= 3  # in all directions, and on average nowhere
-    found = perturbation_effects(table(y, np.arange(260) % 4), x, e_key="e", n_permutations=200, **KEYS)
+    x[y == "strong"] *= 3  # larger variance in all directions, without a mean shift
+    found = perturbation_effects(make_table(y, np.arange(260) % 4), x, e_key="e", n_permutations=200, **KEYS)
     called = found[["magnitude_q", "consistency_q"]] < 0.05
     assert called.loc["consistent"].all() and called.loc["strong"].to_list() == [True, False]
     assert not called.loc["nothing"].any()
 
 
 @MANY
-def test_environments_explain_nothing():
-    """A perturbation that is on one plate has the effect of the plate, unless labels are permuted within it."""
+def test_perturbation_effects_plate_effect_is_not_significant():
+    """A perturbation on one plate shows the effect of this plate, unless labels are permuted within plates."""
     rng = np.random.default_rng(0)
     e = np.repeat([0, 1], 60)
     y = np.where((e == 1) & (np.arange(120) % 3 == 0), "a", "DMSO")
     x = rng.normal(size=(120, 4)) + 2 * e[:, None]
     one, other = (
-        perturbation_effects(table(y, e), x, e_key=k, n_permutations=100, **KEYS).loc["a"] for k in (None, "e")
+        perturbation_effects(make_table(y, e), x, e_key=k, n_permutations=100, **KEYS).loc["a"] for k in (None, "e")
     )
     assert one["magnitude"] > 1 > 0.2 > abs(other["magnitude"])
     assert one["magnitude_p"] < 0.02 < 0.05 < other["magnitude_p"]
-    assert np.isfinite(one["consistency"]) and np.isnan(other["consistency"])  # of one plate alone
+    assert np.isfinite(one["consistency"]) and np.isnan(other["consistency"])  # not defined for a single plate
 
 
 @pytest.mark.parametrize("n_plates", [2, 20])
-def test_the_magnitude_of_nothing_is_zero_however_many_plates_there_are(n_plates):
-    """It is on two of them, unevenly; the others tell nothing of it."""
+def test_perturbation_effects_no_effect_mean_magnitude_is_zero(n_plates):
+    """The perturbation is on two plates, unevenly; the other plates have no information on it."""
     e = np.concatenate([[0] * 5 + [1] * 2, np.repeat(np.arange(n_plates), 10)])
     y = np.repeat(["a", "DMSO"], [7, 10 * n_plates])
     magnitudes = []
     for seed in range(60):
         rng = np.random.default_rng(seed)
         x = 2 * rng.normal(size=(n_plates, 6))[e] + rng.normal(size=(len(e), 6))
-        found = perturbation_effects(table(y, e), x, e_key="e", n_permutations=1, **KEYS)
+        found = perturbation_effects(make_table(y, e), x, e_key="e", n_permutations=1, **KEYS)
         magnitudes.append(found.loc["a", "magnitude"])
     assert abs(np.mean(magnitudes)) < 3 * np.std(magnitudes) / np.sqrt(60) < 0.15
 
 
-def test_a_perturbation_without_controls_beside_it_has_no_effect_to_tell():
+def test_perturbation_effects_environment_without_controls_returns_nan():
     y = np.array(["DMSO"] * 4 + ["a"] * 3 + ["b"] * 3)
     e = np.array([0] * 4 + [0, 0, 0] + [1, 1, 1])
-    found = perturbation_effects(table(y, e), np.random.default_rng(0).normal(size=(10, 2)), e_key="e", **KEYS)
+    found = perturbation_effects(make_table(y, e), np.random.default_rng(0).normal(size=(10, 2)), e_key="e", **KEYS)
     assert found.loc["b"].drop("n").isna().all() and np.isfinite(found.loc["a", "magnitude_q"])
 
 
 @MANY
-def test_without_an_effect_p_values_are_even_however_environments_are_shared_out():
-    """Perturbed rows are mostly in one environment, controls in others; and few controls have no sure mean."""
+def test_perturbation_effects_no_effect_p_values_are_uniform():
+    """Perturbed rows are mostly in one environment, controls in others, and the mean of few controls is uncertain."""
     rng = np.random.default_rng(0)
     y = np.repeat(["DMSO", "a"], [20, 16])
     p = []
     for _ in range(150):
         e = np.where(y == "a", rng.choice(3, 36, p=[0.7, 0.15, 0.15]), rng.choice(3, 36, p=[0.2, 0.4, 0.4]))
         x = rng.normal(size=(36, 20)) + 2 * rng.normal(size=(3, 20))[e]
-        p.append(perturbation_effects(table(y, e), x, e_key="e", n_permutations=39, **KEYS).loc["a"])
+        p.append(perturbation_effects(make_table(y, e), x, e_key="e", n_permutations=39, **KEYS).loc["a"])
     for name in ("magnitude_p", "consistency_p"):
         values = np.array([of[name] for of in p])
         assert np.abs([(values <= level).mean() - level for level in (0.1, 0.25, 0.5, 0.75)]).max() < 0.12
 
 
 @MANY
-def test_rows_that_are_used_are_counted():
+def test_perturbation_effects_max_cells_limits_n():
     y = np.repeat(["DMSO", "few", "many"], [20, 5, 40])
     x = np.random.default_rng(0).normal(size=(65, 3))
-    found = perturbation_effects(table(y, np.zeros(65)), x, max_cells=12, n_permutations=1, **KEYS)
+    found = perturbation_effects(make_table(y, np.zeros(65)), x, max_cells=12, n_permutations=1, **KEYS)
     assert found["n"].to_dict() == {"few": 5, "many": 12}
 
 
-def test_cells_are_told_from_wells():
-    """By how many most perturbations have in an environment, however many controls and environments there are."""
+def test_perturbation_effects_many_rows_per_environment_warns():
+    """The number of rows that most perturbations have per environment decides; controls and environments do not."""
     y, e = np.repeat(["DMSO", "a", "b", "c"], [40, 18, 18, 80]), np.arange(156) % 2
     x = np.random.default_rng(0).normal(size=(156, 3))
     with pytest.warns(UserWarning, match="9 rows in an environment"):
-        perturbation_effects(table(y, e), x, e_key="e", n_permutations=1, **KEYS)
+        perturbation_effects(make_table(y, e), x, e_key="e", n_permutations=1, **KEYS)
     few = np.flatnonzero(~np.isin(np.arange(156), [40, 41, 58, 59]))
-    perturbation_effects(table(y[few], e[few]), x[few], e_key="e", n_permutations=1, **KEYS)
+    perturbation_effects(make_table(y[few], e[few]), x[few], e_key="e", n_permutations=1, **KEYS)
 
 
-def test_a_point_and_a_single_row():
+def test_perturbation_effects_point_is_zero_and_single_row_nan():
     y = np.array(["DMSO"] * 4 + ["a"] * 3 + ["b"])
-    found = perturbation_effects(table(y, np.zeros(8)), np.full((8, 2), 0.1), n_permutations=20, **KEYS)
+    found = perturbation_effects(make_table(y, np.zeros(8)), np.full((8, 2), 0.1), n_permutations=20, **KEYS)
     assert (found["magnitude"] == 0).all() and (found["magnitude_p"] == 1).all()
     assert found.loc["a", "consistency"] == 0 and found["consistency"].isna().to_list() == [False, True]
 
@@ -159,14 +159,14 @@ def test_a_point_and_a_single_row():
         ("'z'", KeyError, {"y_key": "z", "control": "DMSO"}),
     ],
 )
-def test_bad_input_is_named(names, error, how):
+def test_perturbation_effects_invalid_input_raises(names, error, how):
     with pytest.raises(error, match=names):
-        perturbation_effects(table(np.array(["DMSO", "a", "a"]), np.zeros(3)), np.eye(3), **how)
+        perturbation_effects(make_table(np.array(["DMSO", "a", "a"]), np.zeros(3)), np.eye(3), **how)
 
 
-def test_perturbations_that_were_trained_on_are_warned_of():
+def test_perturbation_effects_trained_on_perturbation_warns():
     y = np.repeat(["DMSO", "a", "b"], [8, 4, 4])
-    adata, x = table(y, np.tile(["p", "q"], 8)), np.random.default_rng(0).normal(size=(16, 3))
+    adata, x = make_table(y, np.tile(["p", "q"], 8)), np.random.default_rng(0).normal(size=(16, 3))
     with pytest.warns(UserWarning, match=r"1 of 2 perturbations .*\(a\)"):
         perturbation_effects(adata, x, trained_on=[9], n_permutations=5, **KEYS)
     perturbation_effects(adata, x, trained_on=[0], n_permutations=5, **KEYS)

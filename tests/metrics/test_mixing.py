@@ -15,7 +15,7 @@ from scbd.metrics import batch_mixing
 from scbd.metrics._mixing import lisi, nearest_neighbors
 
 
-def cells(distance: float, n: int = 600, n_wells: int = 3, seed: int = 0) -> AnnData:
+def make_cells(distance: float, n: int = 600, n_wells: int = 3, seed: int = 0) -> AnnData:
     rng = np.random.default_rng(seed)
     well, gene = rng.integers(n_wells, size=n), rng.integers(2, size=n)
     z = rng.normal(size=(n, 6)) + distance * np.eye(6)[well] + 20 * gene[:, None]
@@ -23,8 +23,8 @@ def cells(distance: float, n: int = 600, n_wells: int = 3, seed: int = 0) -> Ann
     return AnnData(obs=obs, obsm={"Z": z})
 
 
-def test_environments_that_are_mixed_and_apart():
-    mixed, apart = (batch_mixing(cells(distance), "Z", "well", n_neighbors=60) for distance in (0, 15))
+def test_batch_mixing_mixed_and_separate_environments_are_distinguished():
+    mixed, apart = (batch_mixing(make_cells(distance), "Z", "well", n_neighbors=60) for distance in (0, 15))
     assert mixed["ilisi"] > 0.7 and apart["ilisi"] < 0.05
     assert mixed["same_environment_neighbours"] == pytest.approx(mixed["same_environment_expected"], abs=0.02)
     assert apart["same_environment_neighbours"] > 0.99
@@ -32,15 +32,15 @@ def test_environments_that_are_mixed_and_apart():
     assert abs(mixed["silhouette"]) < 0.1
 
 
-def test_by_chance_a_cell_is_not_its_own_neighbour():
-    adata = cells(0, n=30)
+def test_batch_mixing_same_environment_expected_excludes_the_cell():
+    adata = make_cells(0, n=30)
     adata.obs["well"] = ["small"] * 10 + ["large"] * 20
     expected = (10 * 9 + 20 * 19) / (30 * 29)
     assert batch_mixing(adata, "Z", "well", n_neighbors=5)["same_environment_expected"] == pytest.approx(expected)
 
 
 def naive_lisi(distances: np.ndarray, labels: np.ndarray, perplexity: float) -> float:
-    """One cell: bisection on its own bandwidth, then the sum of squared label masses."""
+    """Compute LISI of one cell: bisect its bandwidth, then sum the squared label masses."""
     low, high = 0.0, 1e6
     for _ in range(200):
         beta = (low + high) / 2
@@ -51,7 +51,7 @@ def naive_lisi(distances: np.ndarray, labels: np.ndarray, perplexity: float) -> 
     return 1 / sum(p[labels == label].sum() ** 2 for label in np.unique(labels))
 
 
-def test_lisi_equals_the_form_for_one_cell(monkeypatch):
+def test_lisi_any_block_size_is_equal_to_naive(monkeypatch):
     rng = np.random.default_rng(0)
     distances = np.sort(rng.exponential(size=(20, 45)), axis=1)
     labels = rng.integers(4, size=(20, 45))
@@ -60,14 +60,14 @@ def test_lisi_equals_the_form_for_one_cell(monkeypatch):
         [naive_lisi(d, of_all[rows], 15) for d, rows in zip(distances, neighbors, strict=True)]
         for of_all in (labels.ravel(), others)
     ]
-    for size in (1 << 13, 7):  # as many cells at a time
+    for size in (1 << 13, 7):  # cells per block
         monkeypatch.setattr(module, "_ROWS_PER_BLOCK_OF_NEIGHBOURS", size)
         found = lisi(distances, neighbors, [labels.ravel(), others], 15)
         np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize(("n_wells", "known"), [(2, 0.907), (8, 0.61), (34, 0.26), (96, 0.11)])
-def test_perfect_mixing_does_not_reach_one_and_chance_says_so(n_wells, known):
+def test_batch_mixing_perfect_mixing_is_equal_to_expected(n_wells, known):
     rng = np.random.default_rng(0)
     obs = pd.DataFrame({"well": (np.arange(2000) % n_wells).astype(str)}, index=map(str, range(2000)))
     adata = AnnData(obs=obs, obsm={"Z": rng.normal(size=(2000, 16))})
@@ -80,8 +80,8 @@ def test_perfect_mixing_does_not_reach_one_and_chance_says_so(n_wells, known):
     assert apart["ilisi"] < 0.5 * known < 0.7 * apart["ilisi_expected"]
 
 
-def collapsed(at: np.ndarray, n: int = 900, dtype: str = "float32") -> AnnData:
-    """Cells at one of a few places, sorted by environment."""
+def make_collapsed_cells(at: np.ndarray, n: int = 900, dtype: str = "float32") -> AnnData:
+    """Make cells at one of a few positions, sorted by environment."""
     wells = np.sort(np.arange(n) % 3)
     obs = pd.DataFrame({"well": wells.astype(str)}, index=map(str, range(n)))
     place = np.random.default_rng(0).integers(len(at), size=n)
@@ -90,8 +90,8 @@ def collapsed(at: np.ndarray, n: int = 900, dtype: str = "float32") -> AnnData:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("at", [0.0, 7.3, 1e6])
-def test_a_point_is_not_mixed(at, dtype):
-    adata = collapsed(np.full((1, 5), at), dtype=dtype)
+def test_batch_mixing_single_point_warns_and_returns_nan(at, dtype):
+    adata = make_collapsed_cells(np.full((1, 5), at), dtype=dtype)
     with pytest.warns(UserWarning, match=r"one place of obsm"):
         scores = batch_mixing(adata, "Z", "well", n_neighbors=30)
     assert np.isnan([scores[name] for name in ("ilisi", "same_environment_neighbours", "silhouette")]).all()
@@ -99,9 +99,9 @@ def test_a_point_is_not_mixed(at, dtype):
 
 
 @pytest.mark.parametrize("sort", [True, False])
-def test_cells_of_one_place_are_neighbours_in_no_order_of_rows(sort):
-    """Six places, each with cells of all wells: perfectly mixed, however rows are sorted."""
-    adata = collapsed(1e3 + np.random.default_rng(1).normal(size=(6, 5)))
+def test_batch_mixing_tied_cells_any_row_order_is_at_chance(sort):
+    """Six positions, each with cells of all wells, are perfectly mixed, however rows are sorted."""
+    adata = make_collapsed_cells(1e3 + np.random.default_rng(1).normal(size=(6, 5)))
     adata = adata if sort else adata[np.random.default_rng(2).permutation(900)].copy()
     scores = batch_mixing(adata, "Z", "well", n_neighbors=30)
     assert scores["ilisi"] == pytest.approx(scores["ilisi_expected"], abs=0.05)
@@ -110,8 +110,8 @@ def test_cells_of_one_place_are_neighbours_in_no_order_of_rows(sort):
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e4])
-def test_the_order_of_rows_and_an_offset_change_nothing(shift):
-    adata = cells(1.5)
+def test_batch_mixing_row_order_and_offset_change_nothing(shift):
+    adata = make_cells(1.5)
     first = batch_mixing(adata, "Z", "well", n_neighbors=60)
     order = np.random.default_rng(3).permutation(600)
     again = adata[order].copy()
@@ -121,8 +121,8 @@ def test_the_order_of_rows_and_an_offset_change_nothing(shift):
         assert scores[name] == pytest.approx(first[name], abs=1e-3)
 
 
-def test_a_subset_is_scored_where_cells_are_many():
-    adata = cells(1.5, n=900)
+def test_batch_mixing_max_cells_scores_a_subset():
+    adata = make_cells(1.5, n=900)
     part = batch_mixing(adata, "Z", "well", n_neighbors=30, max_cells=300)
     assert part != batch_mixing(adata, "Z", "well", n_neighbors=30)
     assert part == batch_mixing(adata, "Z", "well", n_neighbors=30, max_cells=300)
@@ -133,9 +133,9 @@ def test_a_subset_is_scored_where_cells_are_many():
         batch_mixing(adata, "Z", "well", n_neighbors=90, max_cells=80)
 
 
-def test_against_scib_metrics():
+def test_batch_mixing_ilisi_is_equal_to_scib_metrics():
     scib = pytest.importorskip("scib_metrics", reason="scib-metrics (extra benchmark) is not installed")
-    adata = cells(1.5)
+    adata = make_cells(1.5)
     distances, indices = nearest_neighbors(adata.obsm["Z"], 60)
     own = np.arange(len(indices))[:, None]
     graph = scib.nearest_neighbors.NeighborsResults(
@@ -145,7 +145,7 @@ def test_against_scib_metrics():
     assert batch_mixing(adata, "Z", "well", n_neighbors=60)["ilisi"] == pytest.approx(float(theirs), abs=0.02)
 
 
-def test_neighbours_are_the_nearest_others():
+def test_nearest_neighbors_exact_is_equal_to_naive():
     x = np.random.default_rng(0).normal(size=(80, 3))
     x[1] = x[0]  # a duplicate is a neighbour, the cell itself is not
     distances, indices = nearest_neighbors(x, 5)
@@ -156,7 +156,7 @@ def test_neighbours_are_the_nearest_others():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*numba.*")
-def test_approximate_neighbours_are_nearly_the_nearest(monkeypatch):
+def test_nearest_neighbors_approximate_has_high_recall(monkeypatch):
     x = np.random.default_rng(0).normal(size=(900, 4)).astype(np.float32)
     exact = nearest_neighbors(x, 10)[1]
     monkeypatch.setattr(module, "_MAX_CELLS_EXACT_NEIGHBOURS", 100)
@@ -167,9 +167,9 @@ def test_approximate_neighbours_are_nearly_the_nearest(monkeypatch):
 
 
 class Approximate:
-    """As pynndescent finds them, without fail: a cell is among its own neighbours.
+    """Exact replacement of ``pynndescent.NNDescent``, in which a cell is among its own neighbours.
 
-    With many cells, numba sets OpenMP's threads, torch's among them.
+    With many cells, numba changes the number of OpenMP threads, and with it that of torch.
     """
 
     def __init__(self, data: np.ndarray, n_neighbors: int, random_state: int) -> None:
@@ -182,9 +182,9 @@ class Approximate:
         return indices, distances
 
 
-def test_what_is_made_of_approximate_neighbours(monkeypatch):
+def test_nearest_neighbors_approximate_excludes_self_keeps_threads(monkeypatch):
     x = np.random.default_rng(0).normal(size=(900, 4))
-    x[:15] = x[0]  # so many at one place that some are not among their own neighbours
+    x[:15] = x[0]  # more cells at one position than neighbours, so some are not among their own neighbours
     exact_distances, exact = nearest_neighbors(x, 10)
     monkeypatch.setattr(pynndescent, "NNDescent", Approximate)
     monkeypatch.setattr(module, "_MAX_CELLS_EXACT_NEIGHBOURS", 100)
@@ -197,8 +197,8 @@ def test_what_is_made_of_approximate_neighbours(monkeypatch):
     assert torch.get_num_threads() == 1
 
 
-def test_within_perturbations_where_these_are_unequally_spread():
-    """Wells hold different genes: over all cells they look apart, within a gene they are mixed."""
+def test_batch_mixing_y_key_confounded_design_is_at_chance():
+    """Wells hold different genes: over all cells they look separate, within a gene they are mixed."""
     rng = np.random.default_rng(0)
     gene = rng.integers(2, size=800)
     well = np.where(rng.random(800) < 0.9, gene, 1 - gene)
@@ -211,8 +211,8 @@ def test_within_perturbations_where_these_are_unequally_spread():
     assert within["n_left_out"] == 0 and "n_left_out" not in overall
 
 
-def test_perturbations_that_are_left_out_are_counted(caplog):
-    adata = cells(0, n=400)
+def test_batch_mixing_excluded_perturbations_are_counted_and_logged(caplog):
+    adata = make_cells(0, n=400)
     adata.obs["gene"] = np.repeat(["large", "small", "one well"], [250, 30, 120])
     adata.obs.loc[adata.obs["gene"] == "one well", "well"] = "0"
     with caplog.at_level(logging.WARNING, logger="scbd"):
@@ -232,15 +232,15 @@ def test_perturbations_that_are_left_out_are_counted(caplog):
         ("Each well is in one", "well", {"y_key": "well", "n_neighbors": 3}),
     ],
 )
-def test_designs_without_an_answer_are_named(names, e_key, how):
-    adata = cells(0, n=60)
+def test_batch_mixing_invalid_design_raises(names, e_key, how):
+    adata = make_cells(0, n=60)
     adata.obs["one"] = "w"
     with pytest.raises(ValueError, match=names):
         batch_mixing(adata, "Z", e_key, **how)
 
 
-def test_what_is_not_there_or_not_finite_is_named():
-    adata = cells(0, n=60)
+def test_batch_mixing_missing_column_or_nan_raises():
+    adata = make_cells(0, n=60)
     with pytest.raises(KeyError, match="plate"):
         batch_mixing(adata, "Z", "plate")
     with pytest.raises(KeyError, match="'y'"):

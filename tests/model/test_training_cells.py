@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import make_cells
 from helpers.small_models import QUICK, make_model
 
 from scbd import SCBDModel
@@ -77,22 +75,6 @@ def test_cells_are_drawn_in_stretches_only_if_every_label_is_mixed(cells, tmp_pa
     assert model.training_settings_["neighbours"] is mixed
 
 
-@pytest.mark.filterwarnings("ignore:y and e are confounded")
-def test_perturbations_without_positives_in_other_environments_are_named(caplog):
-    cells = make_cells()
-    lonely = cells.obs["gene"].cat.categories[0]
-    cells.obs["well"] = np.where(cells.obs["gene"] == lonely, "A", cells.obs["well"])
-    model = make_model(cells, positives="other_environments")
-    with caplog.at_level(logging.WARNING, logger="scbd"):
-        model.train(**QUICK)
-    assert f"perturbations has training cells in one environment only ({lonely})" in caplog.text
-    cells.obs["well"] = "well of " + cells.obs["gene"].astype(str)
-    model = make_model(cells, positives="other_environments")
-    with pytest.raises(ValueError, match="positives='all'"):
-        model.train(**QUICK)
-    assert not model.is_trained_
-
-
 def test_a_damaged_model_is_not_loaded(trained, tmp_path):
     """A bit of a weight that a disk has flipped would change what cells are embedded as, and nothing would say so."""
     trained.save(tmp_path / "model")
@@ -129,13 +111,14 @@ def test_files_that_are_no_saved_model(trained, tmp_path):
         SCBDModel.load(tmp_path / "model")
 
 
-def test_models_of_versions_with_continuous_covariates(trained, cells, tmp_path):
-    """They are loaded if they used none, and refused with a reason otherwise."""
+def test_models_of_version_0_1_are_loaded_or_refused(trained, cells, tmp_path):
+    """Continuous covariates are the reason that is given."""
     path = tmp_path / "model" / "model.pt"
     trained.save(tmp_path / "model")
     saved = torch.load(path, weights_only=False)
     setup = saved["attr_dict"]["registry_"]["setup_args"]
     setup["continuous_covariate_keys"] = None
+    saved["attr_dict"]["init_params_"]["kwargs"]["module_kwargs"]["positives"] = "all"  # by name, the default
     torch.save(saved, path)
     attached, later = SCBDModel.load(tmp_path / "model", cells), SCBDModel.load(tmp_path / "model", adata=False)
     later.adata = cells

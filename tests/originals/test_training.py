@@ -47,7 +47,6 @@ def networks(known: Known) -> Networks:
         alpha=5.0,
         temperature=0.1,
         smoothing=0.0,
-        positives="all",
         style_target="ye",
         include_self=True,
         invariance="listing",

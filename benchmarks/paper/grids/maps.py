@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 _STEPS = {"smoke": 10, "small": 300, "paper": 5000}
-_FORMS = ("listing", "variance", "mean", "mass")
+_FORMS = ("listing", "variance")
 # what varies beside the form and alpha, and its columns in rows
 _FACTORS = ("batch", "environments", "labels")
 
@@ -102,8 +102,6 @@ def cmnist_map(budget: Budget, n_seeds: int | None) -> list[Trial]:
     many: dict[str, Sequence[float]] = {
         "listing": (1, 3, 10, 30, 100, 256),
         "variance": (0.003, 0.01, 0.03, 0.1, 0.3),
-        "mean": (1, 10, 100),
-        "mass": (1, 10, 100),
     }
     batch = training["batch_size"]
     # what is swept, on which data, in which batches

@@ -68,7 +68,7 @@ _CLASSIFIERS = ("ERM", "DANN")
 _TOLD = (
     *("on_controls", "regularization", "by_position", "on", "n_components"),
     *("standardize_by", "encoder", "whitening", "whitening_kwargs"),
-    *("alpha", "smoothing", "positives", "lr", "max_steps"),
+    *("alpha", "smoothing", "lr", "max_steps"),
 )
 
 PROFILE_SCORES = {
@@ -145,8 +145,6 @@ def breinig2015(budget: Budget, n_seeds: int | None) -> list[Trial]:
     learned: Sequence[tuple[str, dict[str, Any]]] = [
         ("SCBD", {}),
         ("SCBD", {"alpha": 0.0}),
-        ("SCBD", {"positives": "other_environments"}),
-        ("SCBD", {"positives": "other_environments", "alpha": 0.0}),
         ("ERM", {}),
         ("DANN", {}),
     ]

@@ -84,7 +84,8 @@ def check_unmasked(name: str, values: Any) -> None:
 def check_finite_rows(values: Any, what: str = "The embedding") -> None:
     """Raise ``ValueError`` if an array ``(N, D)`` contains NaN or infinity.
 
-    The error message states the number of rows (cells) with such values. ``what`` is the name of the array in it.
+    The error message states the number of rows (cells) with such values. ``what`` is the name of the array in the
+    message.
     """
     n_bad = 0
     for start in range(0, len(values), _N_ROWS_CHECKED_AT_ONCE):
@@ -142,7 +143,7 @@ def suggest_name(name: str, names: Iterable[str]) -> str:
     return f" Did you mean {there[close[0]]!r}?" if close else ""
 
 
-# type of a size of images in pixels: one number, the side of a square; or a pair, (height, width)
+# Type of the size of images in pixels. A single number is the side of a square; a pair is (height, width).
 ImageSize: TypeAlias = int | tuple[int, int]
 
 

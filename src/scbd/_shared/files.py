@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-# length in bytes above which a file name is replaced by its hash before a prefix and a suffix are added, because file
-# systems allow names of at most 255 bytes
+# Maximum length in bytes of a file name to which a prefix and a suffix are added. A longer name is replaced by its
+# hash, because file systems allow at most 255 bytes including prefix and suffix.
 _MAX_NAME_BYTES = 200
-# first bytes of a Git LFS pointer: the small text file that git stores in place of a large file until the large file
-# is downloaded
+# First bytes of a Git LFS pointer. Git stores such a small text file in place of a large file until the large file is
+# downloaded.
 _GIT_LFS_HEADER = b"version https://git-lfs.github.com/spec/"
 
 

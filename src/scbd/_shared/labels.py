@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 # separator in the name and in the values of a label that combines (crosses) several columns, as in "plate1 × A01"
 CROSS_SEPARATOR = " × "
-# A × or a backslash within a single value is preceded by a backslash in a crossed label. This pattern matches the
-# backslash and the character behind it.
+# Pattern of a backslash and the character behind it, in a label that combines several columns. In such a label, a × or
+# a backslash that belongs to a single value is preceded by a backslash.
 _ESCAPED_CHARACTER = re.compile(r"\\(.)", re.DOTALL)
 # texts that stand for a missing value in a table, such as "n/a", in lower case
 MISSING_WORDS = ("", "na", "n/a", "#n/a", "nan", "none", "null", "<na>", "nil")
@@ -95,8 +95,8 @@ def label_values(obs: pd.DataFrame, columns: str | Sequence[str], *, allow_missi
     KeyError
         If a column is missing.
     ValueError
-        If ``obs`` has two columns of a given name; or if a cell has no value and ``allow_missing`` is false. In this
-        case, the message lists the first rows without a value.
+        If ``obs`` has two columns of a given name; or if a cell has no value and ``allow_missing`` is false. The error
+        message then lists the first rows without a value.
     """
     labels = [_label_column(obs, column, allow_missing) for column in as_columns(columns)]
     crossed = labels[0] if len(labels) == 1 else _cross_labels(labels)
@@ -112,7 +112,7 @@ def label_text(value: Any) -> str:
 def check_control_labels(
     control: Any, labels: Iterable[str], y_key: str | Sequence[str], e_labels: Iterable[str] = ()
 ) -> list[str]:
-    """Return the labels of the controls as text (see :func:`label_text`), and check that cells with them exist.
+    """Return the labels of the controls as text (see :func:`label_text`), and check that cells with these labels exist.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ def as_list(names: Any) -> list[Any]:
 
 def _label_column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Categorical:
     values = get_obs_column(obs, column)
-    # Row numbers are searched in an array, because pandas would first build a lookup table of the index for a Series.
+    # Missing values are searched in a numpy array. For a Series, pandas would first build a lookup table of its index.
     missing = np.flatnonzero(values.isna().to_numpy())
     if missing.size and not allow_missing:
         msg = (

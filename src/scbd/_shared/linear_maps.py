@@ -15,9 +15,9 @@ import numpy as np
 # number of rows of a matrix of features that are processed at a time, to limit memory
 ROWS_PER_BLOCK = 8_192
 # A feature counts as constant if the ratio of its standard deviation to its largest absolute value is at most the
-# larger of two limits. First limit: _N_EPSILONS times the machine epsilon of the feature's dtype, for values that were
-# rounded a few times. Second limit: _MIN_RELATIVE_ERROR, the rounding error of a float64 sum of thousands of values, as
-# in a mean.
+# larger of two limits. The first limit is _N_EPSILONS times the machine epsilon of the feature's dtype, for values that
+# were rounded a few times. The second limit is _MIN_RELATIVE_ERROR, the rounding error of a float64 sum of thousands of
+# values, as in a mean.
 _N_EPSILONS, _MIN_RELATIVE_ERROR = 8, 1e-12
 
 
@@ -43,9 +43,9 @@ class LinearMap(NamedTuple):
 
 
 def relative_rounding_error(dtype: np.dtype) -> float:
-    """Return the standard deviation, relative to the values, below which differences are rounding errors of a dtype.
+    """Return the limit of a feature's standard deviation, relative to its values, up to which it is rounding error.
 
-    It is about 1e-6 for float32, and 1e-12 for float64 and whole numbers.
+    The limit is about 1e-6 for values of the dtype float32, and 1e-12 for float64 and whole numbers.
     """
     return (
         max(_MIN_RELATIVE_ERROR, _N_EPSILONS * float(np.finfo(dtype).eps)) if dtype.kind == "f" else _MIN_RELATIVE_ERROR
@@ -314,16 +314,16 @@ def fit_discriminant_axes(
         Matrix ``(D, D)`` that whitens the variation within labels, from :func:`fit_whitening_matrix`.
     weighted
         Whether the axes are scaled for profiles that are means of :math:`n` rows, with :math:`n` the median number of
-        rows per label (probabilistic linear discriminant analysis; see ``rows`` of :func:`discriminant_axes`). If not,
-        all axes have length 1, and there are at most L - 1 axes for L labels, because the means of labels do not differ
-        in further directions (linear discriminant analysis).
+        rows per label (probabilistic linear discriminant analysis; see ``rows`` of :func:`discriminant_axes`). If
+        false, all axes have length 1, and there are at most L - 1 axes for L labels, because the means of labels do not
+        differ in further directions (linear discriminant analysis).
     shrinkage, n_components, n_features
         See :func:`discriminant_axes`.
     whiten_means
         Whether the means of labels are whitened before their covariance is computed. By default, their covariance is
-        whitened instead. The two differ only by rounding. With fewer labels than features, however, rounding determines
-        how axes of equal variance are rotated, so that coordinates along these axes are reproduced only if this
-        argument stays the same.
+        whitened instead. Both ways give the same covariance up to rounding. With fewer labels than features, however,
+        rounding determines how axes of equal variance are rotated, so that coordinates along these axes are reproduced
+        only if this argument stays the same.
 
     Returns
     -------

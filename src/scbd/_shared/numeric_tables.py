@@ -136,7 +136,8 @@ def parse_numbers(values: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     if is_number_dtype(values.dtype):
         return values.to_numpy(np.float64, copy=True, na_value=np.nan), np.zeros(len(values), dtype=bool)
     plain = values.astype(object)
-    # dtypes of complex numbers ("c"), durations ("m") and dates ("M"), none of which are converted to numbers
+    # The kinds "c", "m" and "M" are dtypes of complex numbers, durations and dates. Values of these dtypes are not
+    # converted to numbers.
     if values.dtype.kind in "cmM":
         return np.full(len(values), np.nan), plain.notna().to_numpy()
     numbers = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64, copy=True, na_value=np.nan)
@@ -148,7 +149,7 @@ def parse_numbers(values: pd.Series) -> tuple[np.ndarray, np.ndarray]:
 
 def is_number_dtype(dtype: Any) -> bool:
     """Return whether a dtype is one of real numbers or truth values; a categorical dtype of such values is not."""
-    # truth values are tested before numbers, because is_numeric_dtype returns False for PyArrow's booleans
+    # Truth values are tested before numbers, because is_numeric_dtype returns False for the booleans of PyArrow.
     if pd.api.types.is_bool_dtype(dtype):
         return not isinstance(dtype, pd.CategoricalDtype)
     return pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_complex_dtype(dtype)

@@ -6,7 +6,8 @@ import sys
 
 from tqdm import tqdm
 
-# number of cells above which a progress bar is shown; at 10,000 cells per second, they take about two seconds
+# Number of cells above which a progress bar is shown. At 10,000 cells per second, this number of cells takes two
+# seconds.
 _MIN_CELLS_FOR_BAR = 20_000
 
 
@@ -22,8 +23,8 @@ def progress_bar(description: str, n: int, *, shown: bool | None = None) -> tqdm
     shown
         Whether the bar is shown. By default, it is shown if ``n`` is larger than 20,000.
     """
-    # Seconds between updates of the bar. They are few in a terminal or notebook, but many if the output goes to a log
-    # file, where each update adds a line.
+    # Time in seconds between updates of the progress bar. It is short in a terminal or notebook. It is long if the
+    # output goes to a log file, because each update adds a line to the file.
     interval = 0.5 if sys.stderr.isatty() or "ipykernel" in sys.modules else 10
     return tqdm(
         total=n,

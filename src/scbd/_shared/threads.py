@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 def keep_torch_threads() -> Iterator[None]:
     """Restore torch's number of CPU threads at the end of the ``with`` block, if torch is loaded.
 
-    Use it around code that calls numba. numba sets the number of OpenMP threads, and thereby that of torch, to the
-    number of all processors. A process that was limited to one thread, because it shares the machine with other
-    processes, would then be several times slower.
+    Use this context manager around code that calls numba. numba sets the number of OpenMP threads, and thereby that of
+    torch, to the number of all processors. A process that was limited to one thread, because it shares the machine with
+    other processes, would then be several times slower.
     """
     torch = sys.modules.get("torch")
     n = torch.get_num_threads() if torch else 0

@@ -1,6 +1,7 @@
-"""Embeddings that ``scbd.run`` compares with z_c: the inputs, and the inputs and z_c after simple batch corrections.
+"""Compute the simple embeddings with which ``scbd.run`` compares z_c.
 
-The inputs are features of cells, or principal components of their images.
+The simple embeddings are the inputs of the model (features of cells, or principal components of images of cells), and
+the inputs and z_c after simple batch corrections.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# minimum number of control cells among the training cells for sphering, which needs the covariance of these controls
+# Minimum number of training controls for which embeddings are sphered, that is, whitened by the covariance of the
+# training controls. With fewer training controls, no embedding is sphered.
 MIN_CONTROLS_TO_SPHERE = 16
 
 
@@ -42,7 +44,7 @@ class CellLabels:
     y: np.ndarray
     """Perturbation of each cell, text ``(N,)``."""
     environments: Mapping[str, np.ndarray]
-    """Environment of each cell, text ``(N,)``, for each column of environments."""
+    """Mapping from each column of environments to the environment of each cell, text ``(N,)``."""
     is_train: np.ndarray
     """Boolean mask ``(N,)`` of the cells to which encoders and corrections are fitted; the other cells are held out."""
     is_control: np.ndarray
@@ -50,14 +52,15 @@ class CellLabels:
     position: np.ndarray | None = None
     """Position of each cell on the plate, such as the well, text ``(N,)``; `None` if no positions were given."""
     mechanisms: Mapping[str, np.ndarray] | None = None
-    """Mechanism of action (or another label that several perturbations share) of each cell, text ``(N,)``, by column.
+    """Mapping from each column of mechanisms to the mechanism of action of each cell, text ``(N,)``.
 
-    It is "" for cells without such a label; `None` if no column was given.
+    A mechanism can be any label that several perturbations share. Cells without a mechanism have the text "". The
+    attribute is `None` if no column was given.
     """
     guides: Mapping[str, np.ndarray] | None = None
-    """Guide RNA (or another reagent) of each cell, text ``(N,)``, by column; "" for cells without one."""
+    """Mapping from each column of guides (reagents) to the guide of each cell, text ``(N,)``, "" without a guide."""
     places: Mapping[str, np.ndarray] | None = None
-    """Plate, well or batch of each cell, text ``(N,)``, for columns with such names that are not environments."""
+    """Mapping from each column of plates, wells or batches, except environments, to the text ``(N,)`` of its values."""
 
     @property
     def control_names(self) -> list[str]:
@@ -66,12 +69,12 @@ class CellLabels:
 
     @property
     def is_unseen(self) -> np.ndarray:
-        """Boolean mask ``(N,)`` of the cells with an unseen perturbation: one that has no training cells."""
+        """Boolean mask ``(N,)`` of the cells whose perturbation is unseen, that is, has no training cells."""
         return ~pd.Series(self.y).isin(pd.unique(self.y[self.is_train])).to_numpy()
 
 
 class ReferenceCells(NamedTuple):
-    """Reference cells for standardisation: the mean and deviation of each environment are estimated from them."""
+    """Cells from which the mean and standard deviation of each environment are estimated, to standardise embeddings."""
 
     column: str
     """Name of the ``obs`` column of environments, a key of :attr:`CellLabels.environments`."""
@@ -84,11 +87,11 @@ class ReferenceCells(NamedTuple):
 def choose_reference_cells(labels: CellLabels, standardize_by: StandardizeBy = "auto") -> ReferenceCells | None:
     """Choose the reference cells from which the mean and deviation of each environment are estimated.
 
-    With ``standardize_by="auto"``, all cells are reference cells if their means can be compared between environments,
-    that is, if most environments contain the same perturbations or dozens of perturbations each. Otherwise, the
-    reference cells are the controls, if nine tenths of the training cells lie in environments with four or more
-    controls. The setting ``standardize_by="auto"`` of :class:`scbd.SCBDModel` has the same thresholds, but it prefers
-    controls where environments contain dozens of different perturbations.
+    With ``standardize_by="auto"``, all cells are reference cells if the means of all cells can be compared between
+    environments. This is the case if most environments contain the same perturbations or dozens of perturbations each.
+    Otherwise, the reference cells are the controls, if nine tenths of the training cells lie in environments with four
+    or more controls. The setting ``standardize_by="auto"`` of :class:`scbd.SCBDModel` has the same thresholds, but it
+    prefers controls where environments contain dozens of different perturbations.
 
     If there are several columns of environments, only one is standardised: the column with the most environments, of
     the columns for which reference cells are found.

@@ -40,16 +40,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# embeddings that scbd.evaluate scores by default: their names in its table, and their keys in obsm
+# Embeddings that scbd.evaluate scores by default. The mapping leads from the name of each embedding in the table of
+# scores to its key in obsm.
 _EMBEDDINGS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY, "pixel PCA": PIXEL_PCA_KEY}
-# minimum number of held-out cells needed to score an embedding on held-out cells; with fewer, the score is mostly noise
+# Minimum number of held-out cells for which an embedding is scored on held-out cells. With fewer held-out cells, the
+# score would be mostly noise.
 MIN_HELD_OUT_CELLS = 50
-# kinds of probes (classifiers trained on an embedding) with which scbd.compare and scbd.run predict the environment
+# Kinds of probes (classifiers trained on an embedding) with which scbd.compare and scbd.run predict the environment.
 PROBES: tuple[ProbeKind, ...] = ("linear", "quadratic", "neighbours")
-# number of unseen perturbations (without training cells) below which a score of these alone is mostly noise; with
-# fewer, scbd.compare warns, and scbd.run scores all perturbations
+# Minimum number of unseen perturbations (those without training cells) for which a score of unseen perturbations alone
+# is reliable. With fewer, the score is mostly noise: scbd.compare warns, and scbd.run scores all perturbations.
 MIN_UNSEEN_PERTURBATIONS = 10
-# maximum number of cells for a probe that predicts unseen perturbations; the default of scbd.metrics.benchmark is equal
+# Maximum number of cells that are used for a probe (classifier) of unseen perturbations. It equals the default of
+# scbd.metrics.benchmark.
 _MAX_PROBE_CELLS = 100_000
 # N_BOOTSTRAP_RESAMPLES: number of bootstrap resamples of the test cells. CONFIDENCE_LEVEL: level of confidence
 # intervals.
@@ -94,8 +97,9 @@ def evaluate(
       trained on, of labels that they were trained on; ``"unseen labels"`` is explained below; ``"all cells"`` stands
       for a random split of all cells.
     - ``f1``, ``auroc``, ``accuracy`` and ``chance_f1``: scores of the probe, see :func:`scbd.metrics.label_probe`.
-    - ``f1_low`` and ``f1_high``: 95 % confidence interval of the F1, over samples of test cells, for the same trained
-      encoder and probe. It is NaN if all cells are predicted correctly.
+    - ``f1_low`` and ``f1_high``: 95 % confidence interval of the F1. It describes the uncertainty due to the random
+      choice of test cells, not that due to the training of the encoder and the probe. The interval is NaN if all cells
+      are predicted correctly.
 
     If at least two values of a label, such as two perturbations, have no training cells, there is an additional row
     with ``"unseen labels"``. For this row, a probe is trained to distinguish these values on one half of their cells,
@@ -104,8 +108,8 @@ def evaluate(
     An F1 far below ``chance_f1`` means the same as an F1 at chance: the label cannot be predicted. It occurs if the
     probe assigns the same label to all cells, for example because each environment was standardised to mean 0.
 
-    Do not compare these scores with scores of :func:`scbd.compare`, which are lower: its probes are trained on a part
-    of the held-out cells, and thus on fewer cells.
+    Do not compare these scores with the lower scores of :func:`scbd.compare`. Probes of ``scbd.compare`` are trained on
+    a part of the held-out cells, and thus on fewer cells.
 
     Raises
     ------
@@ -170,8 +174,8 @@ def _evaluation_parts(
 ) -> list[tuple[str, np.ndarray, np.ndarray | None]]:
     """Return the groups of cells on which probes of a label are trained and tested, one group per row of the table.
 
-    There is one group of the labels that the encoders were trained on, and one of the labels without training cells
-    ("unseen labels"). Without ``train``, all cells are the only group.
+    One group holds the cells of labels that the encoders were trained on, and one group holds the cells of labels
+    without training cells ("unseen labels"). If ``train`` is `None`, all cells form a single group.
 
     Each group is a tuple of three items: its name in the column ``tested_on``; a boolean mask ``(N,)`` of its cells;
     and, within these cells, a boolean mask of those on which the probe is trained. This last mask is `None` if the
@@ -179,7 +183,7 @@ def _evaluation_parts(
     """
     if train is None:
         return [("all cells", np.ones(len(labels), dtype=bool), None)]
-    # Cells without a label are kept in the first group, because the probe raises an error that reports them.
+    # Cells without a label are kept in the first group, so that the probe raises an error about the missing labels.
     known = (labels.isin(labels[train].unique()) | labels.isna()).to_numpy()
     parts: list[tuple[str, np.ndarray, np.ndarray | None]] = []
     if (known & ~train).any():
@@ -243,9 +247,9 @@ def compare(
     - ``relationship_map_seen`` and ``relationship_map_unseen``, with ``net``: mean average precision with which seen or
       unseen genes retrieve the genes that they are related to, among all genes.
 
-    Probes are trained on a part of the cells outside ``trained_on``, and tested on the rest of them. Probes of
-    :func:`scbd.evaluate` are trained on the cells that the encoders were trained on. These are more cells, so that its
-    scores are higher. Compare only scores of the same table.
+    Probes are trained on a part of the cells outside ``trained_on``, and tested on the rest of them. Scores of
+    :func:`scbd.evaluate` are higher, because its probes are trained on more cells: all cells that the encoders were
+    trained on. Compare only scores of the same table.
 
     Raises
     ------

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# minimum number of perturbations to train on, and of controls (or positions of controls) in each of the two halves of
-# the controls; with fewer, a model cannot learn to distinguish perturbations from each other and from controls
+# Minimum number of perturbations that each model is trained on. Also the minimum number of controls (or of plate
+# positions of controls) in each of the two halves of the controls, one for training and one held out. With fewer, a
+# model cannot learn to distinguish perturbations from each other and from controls.
 _MIN_GROUP_SIZE = 2
 
 
@@ -75,7 +76,8 @@ def cross_fit(
     position_key
         Column of ``obs`` with the position on the plate (the well), or several columns. If given, half of the positions
         that hold controls are drawn, and all controls at these positions are held out; otherwise, single controls are
-        drawn. Give it for all screens except pooled ones. For features, it is also an argument of ``setup_anndata``.
+        drawn. Give this column for all screens except pooled ones. For features, the function also gives the column to
+        ``setup_anndata``.
     n_folds
         Number of folds, which is the number of models to train.
     out
@@ -153,7 +155,7 @@ def cross_fit(
 
 
 def _split_perturbations(names: np.ndarray, n_folds: int, seed: int) -> list[np.ndarray]:
-    """Divide the names of perturbations at random into folds; raise ``ValueError`` if there are too few of them."""
+    """Divide the names of perturbations at random into folds; raise ``ValueError`` if there are too few."""
     most = -(-len(names) // n_folds)
     if n_folds > len(names) or len(names) - most < _MIN_GROUP_SIZE:
         msg = (
@@ -170,8 +172,8 @@ def _held_out_controls(
     """Draw the control cells that are held out of the training of all models, and return a boolean mask ``(N,)``.
 
     By default, half of the controls of each environment are drawn. With ``by_position``, half of the plate positions
-    that hold controls are drawn, and all controls at these positions are held out. ``unit`` is then the position of
-    each cell, otherwise its number.
+    that hold controls are drawn, and all controls at these positions are held out. The array ``unit`` holds the plate
+    position of each cell with ``by_position``, and otherwise the row number of each cell.
     """
     names, first = np.unique(unit[is_control], return_index=True)
     strata = np.zeros(len(names), dtype=int) if by_position else e[is_control][first]

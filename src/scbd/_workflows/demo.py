@@ -1,7 +1,7 @@
 """Demonstrations of SCBD, started by the command ``scbd demo``.
 
-One demonstration analyses a simulated screen, from images of cells to the report. The other one trains on coloured
-digits, where the colour predicts the digit, and tests on white digits.
+One demonstration analyses a simulated screen, from images of cells to the report. The second demonstration trains on
+coloured digits, where the colour predicts the digit, and tests on white digits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 DIGITS_KEYS: dict[str, Any] = {"y_key": "digit", "e_key": "environment"}
 DIGITS_MODEL: dict[str, Any] = {
     **{"encoder": "small", "n_latent": 128, "style_target": "ye", "include_self": True},
-    # Standardising the images would change the colours, and augmentation (rotating, flipping) would change the digits.
+    # Images of digits are not standardised, because standardisation would change the colours. They are not augmented
+    # either, because rotating and flipping would change the digits.
     **{"standardize": False, "augment": False},
 }
 DIGITS_TRAINING: dict[str, Any] = {
@@ -47,17 +48,18 @@ DIGITS_TRAINING: dict[str, Any] = {
     # The learning rate is constant, so that the invariance loss still changes the encoder at the end of training.
     "plan_kwargs": {"lr_decay": False},
 }
-# Training of the random encoder, a comparison without learning: with a learning rate of 0, the steps update the
-# statistics of batch normalisation, but not the weights.
+# Training settings of the random encoder, with which trained encoders are compared. With a learning rate of 0, training
+# steps update the statistics of batch normalisation, but not the weights.
 RANDOM_ENCODER_TRAINING: dict[str, Any] = {"max_steps": 40, "lr": 0.0, "weight_decay": 0.0}
 
 
-# settings of the simulated screen, whose wells (environments) differ in the intensity of the stain and in the camera
+# Settings of the simulated screen. The wells of this screen are the environments, and differ in the intensity of the
+# stain and in the camera.
 SCREEN_SIMULATION: dict[str, Any] = {
     **{"n_cells": 1_600, "n_complexes": 5, "genes_per_complex": 2, "guides_per_gene": 2, "n_wells": 8},
     **{"image_size": 32, "effect_size": 0.7, "camera_effect": 0.5},
 }
-# settings of the training on the simulated screen, which takes two minutes on two processor cores
+# Settings of the training on the simulated screen. The training takes two minutes on two processor cores.
 SCREEN_TRAINING: dict[str, Any] = {"max_steps": 160, "batch_size": 256}
 
 
@@ -200,9 +202,9 @@ def demo_digits(
 def score_model(adata: AnnData, model: SCBDModel) -> dict[str, float]:
     """Compute the accuracies of a model trained on coloured digits, and add the diagnostics ``model.health``.
 
-    The digit is predicted in three ways: from r_c, the output of the encoder's backbone, by a linear classifier
-    that is fitted after training; from z_c, by the nearest class mean; and, if the model has one, by the
-    classifier that was trained jointly with the encoder.
+    The digit is predicted in three ways: from r_c, the output of the encoder's backbone, by a linear classifier that is
+    fitted after training; from z_c, by the nearest class mean; and by the classifier that was trained jointly with the
+    encoder, if the model has such a classifier.
     """
     scores = score_embedding(adata, model.get_latent_representation(representation="intermediate"), "r_c", "linear")
     scores |= score_embedding(adata, model.get_latent_representation(), "z_c", "nearest_mean")

@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     Embeddings = Mapping[str, np.ndarray]
 
 SCORE_COLUMNS = ("embedding", "measure", "value", "low", "high", "chance", "better", "n", "unit")
-# number of bootstrap resamples of the perturbations, for confidence intervals of retrieval scores
+# Number of bootstrap resamples of the perturbations, from which confidence intervals of retrieval scores are computed.
 N_RESAMPLES = 2_000
-# minimum number of perturbations (or mechanisms) with replicates for a retrieval task to be used; with few
-# perturbations (or mechanisms), half of them are enough
+# Minimum number of perturbations (or mechanisms) with replicates for which a retrieval task is used. If the data have
+# fewer than ten perturbations (or mechanisms), half of these suffice, but at least two.
 MIN_WITH_REPLICATES = 5
-# minimum fraction of the perturbations with replicates that must have replicates at another position of the plate; if
-# it is smaller, replicates at the same position are counted as well
+# Minimum fraction of perturbations with replicates at another position of the plate, among all perturbations with
+# replicates. If the fraction is smaller, replicates at the same position count as well.
 MIN_FRACTION_AT_OTHER_POSITIONS = 0.25
-# minimum number of held-out controls (or held-out cells of one perturbation) needed to test a probe that predicts the
-# environment
+# Minimum number of held-out cells on which a probe (classifier) of the environment is tested. The cells are all
+# controls, or all of one perturbation. With fewer cells, the environment is not predicted among them.
 MIN_PROBED_CELLS = 20
-# number of perturbations whose cells are used to test how well the environment can be predicted, if there are too few
-# controls for this test
+# Maximum number of perturbations among whose cells the environment is predicted. These cells are used only if too few
+# controls are held out.
 MAX_PROBED_PERTURBATIONS = 5
 
 
@@ -56,7 +56,8 @@ class Measure(NamedTuple):
         """Convert the scores to a table with one row per embedding.
 
         The columns are ``embedding``, ``measure`` (its name), ``value`` (the score), ``low`` and ``high`` (95 %
-        confidence interval), ``chance``, ``better``, and the number ``n`` and kind ``unit`` of the units averaged.
+        confidence interval), ``chance``, ``better``, ``n`` (number of perturbations or cells over which the score is
+        averaged) and ``unit`` (``"perturbations"`` or ``"cells"``).
         """
         rows = []
         for name, score in self.scores.items():
@@ -81,18 +82,18 @@ class Question(NamedTuple):
     label: np.ndarray
     """Label ``(N,)`` that positives share with the query, such as the perturbation; "" for cells without one."""
     apart: Sequence[np.ndarray]
-    """One or several labels, each ``(N,)``, in all of which positives differ from the query, such as the well."""
+    """One or several labels ``(N,)``, such as the well; a positive must differ from the query in each of them."""
     within: np.ndarray
-    """Label ``(N,)`` that groups cells, such as the environment.
+    """Label ``(N,)`` that divides cells into groups, such as the environment.
 
-    Negatives are taken from the groups in which the query's value of :attr:`label` occurs.
+    Negatives of a query are taken only from groups that contain the query's value of :attr:`label`.
     """
     crosses_environments: bool
     """True if positives must lie in another environment than the query."""
     may_share_position: bool = False
     """True if positives may lie at the same plate position as the query; false if positions are not given."""
     relaxed: Question | None = None
-    """The same retrieval task with positives also at the plate position of the query; `None` if these are included."""
+    """Variant of the task that also allows positives at the plate position of the query; `None` if this task does."""
 
 
 class AnsweredQuestion(NamedTuple):
@@ -225,7 +226,8 @@ def _score_question(labels: CellLabels, question: Question, embedding: np.ndarra
     profile of the controls (of all profiles, if there are no controls) is subtracted from each profile.
     """
     keys = [question.label, labels.y, question.within, *question.apart]
-    # Cells without a value of a label, such as compounds of unknown mechanism, have "" there, and are dropped.
+    # A cell without a value of a label, such as a compound of unknown mechanism, has the text "" as this label. Cells
+    # with an empty label are dropped.
     has_labels = np.logical_and.reduce([key != "" for key in keys])
     rows = np.flatnonzero(~labels.is_train & (labels.is_control | has_labels))
     codes = pd.DataFrame({i: pd.factorize(key[rows])[0] for i, key in enumerate(keys)})
@@ -281,8 +283,8 @@ def _probed_groups(labels: CellLabels, e: np.ndarray) -> list[np.ndarray]:
     """Choose the groups of cells within which the environment is predicted, and return their row numbers.
 
     If enough controls are held out, the controls are the only group. Otherwise, the cells of each of the five most
-    frequent perturbations are a group, if enough of these cells are held out. Cells in environments without training
-    cells of the group are dropped.
+    frequent perturbations are a group, if enough of these cells are held out. From each group, cells are dropped if the
+    group has no training cells in the environment of these cells.
     """
 
     def rows_of(chosen: np.ndarray) -> np.ndarray:

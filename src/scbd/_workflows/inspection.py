@@ -1,7 +1,7 @@
 """Open a file or folder of cells, or describe its content and propose the command with which it can be analysed.
 
-This module holds the functions of the command ``scbd inspect``. It does not import torch or other slow packages, so
-that the command, and mistakes in other commands, are answered at once.
+This module holds the functions of the command ``scbd inspect``. It imports neither torch nor other slow packages. The
+command therefore answers at once, and other commands report mistakes at once.
 """
 
 from __future__ import annotations
@@ -29,26 +29,30 @@ if TYPE_CHECKING:
 
     from scbd.data._readers import Crops
 
-# names in scbd.data._formats of the kinds of files that hold tables of features of cells or wells
+# Kinds of files that hold tables of features of cells or wells, by the names that scbd.data._formats gives to these
+# kinds.
 _KINDS_OF_TABLES = ("profiles", "tables", "deepprofiler")
-# names in scbd.data._formats of the kinds of files that hold crops (images of single cells), which must be converted
-# with "scbd convert" before training
+# Kinds of files that hold crops (images of single cells), by the names that scbd.data._formats gives to these kinds.
+# Crops must be converted with "scbd convert" before training.
 _KINDS_OF_CROPS = ("image_table", "image_folder", "lmdb", "arrays")
 # number of randomly drawn cells from whose images the range of pixel values is computed
 _N_SAMPLED_CELLS = 64
-# maximum number of numeric columns to list that are not proposed as features, because their names have another prefix
+# Maximum number of names to list of numeric columns that are not taken as features, because these names do not begin
+# with a prefix of features.
 _MAX_LISTED_COLUMNS = 12
 
-# The following names of columns are in the form returned by normalise_name: lower case, letters and digits only.
+# Names of columns in the constants below have the form that normalise_name returns: lower case, letters and digits
+# only.
 
-# usual names of the column of the perturbation
+# Usual names of the column with the perturbation of each cell.
 _PERTURBATIONS = "gene genesymbol genename targetgene perturbation pert compound compoundname treatment drug".split()
-# usual names of the column of the well
+# Pattern of usual names of the column with the well of each cell.
 _WELL = re.compile(r"(image)?(metadata)?(foci)?well(id|name|position)?")
-# usual names of the column of the site (field of view) within a well
+# Pattern of usual names of the column with the site (field of view within a well) of each cell.
 _SITE = re.compile(r"(image)?(metadata)?(foci)?(site|field|fov)(id|number|no)?")
-# usual names of columns that can serve as the environment, one pattern per group, the preferred group first: plates,
-# batches, days and similar; wells; replicates; sites
+# Patterns of usual names of columns that can serve as the environment, in decreasing order of preference. The first
+# pattern is for plates, batches, days and similar, the second for wells, the third for replicates, and the fourth for
+# sites.
 _ENVIRONMENTS = (
     re.compile(
         r"(image)?(metadata)?(foci)?(assay|imaging|acquisition)?"
@@ -59,10 +63,11 @@ _ENVIRONMENTS = (
     re.compile(r"(metadata)?(bio|biological|tech|technical)?rep(l|licate)?(id|number|no)?"),
     _SITE,
 )
-# maximum fraction of the perturbations that may occur in only one environment; if it is larger, the column is proposed
-# as the environment only if no other column is better
+# Maximum fraction of the perturbations that may occur in only one environment, for a column to be preferred as the
+# environment. With a larger fraction, the column is proposed only if no other column is better.
 _MAX_CONFOUNDED_FRACTION = 0.1
-# pattern of values that mark negative or positive controls, in columns that state the kind of treatment
+# Pattern of values that mark negative or positive controls in a column with the kind of treatment, such as a column
+# "control_type".
 _CONTROL_KIND = re.compile(r"control|ctrl|ctl|negcon|poscon")
 # pattern of names of features that count objects, such as cells
 _COUNT_FEATURE = re.compile(r"\b(number of|counts?)\b", re.IGNORECASE)
@@ -318,7 +323,7 @@ def _describe_missing(obs: pd.DataFrame, columns: Sequence[str | None]) -> list[
 
 
 def _count_values(obs: pd.DataFrame) -> dict[str, pd.Series]:
-    """Find the columns of ``obs`` that may be labels, and count the cells with each value of these columns.
+    """Find the columns of ``obs`` that may be labels of cells, and count the cells with each value of such a column.
 
     A column may be a label if its dtype is not floating-point, if it has more than one value, and if each value has at
     least two cells on average.
@@ -369,8 +374,8 @@ def _propose_perturbation(values: dict[str, pd.Series]) -> str | None:
     """Return the column that is probably the perturbation, or `None` if no column or several columns qualify.
 
     There are two signs: the column has a usual name, such as "gene" or "compound", or its values include a usual name
-    of controls, such as "DMSO". Columns with both signs are preferred to columns with a usual name only, and these to
-    columns with controls only.
+    of controls, such as "DMSO". Columns with both signs are preferred. Columns with a usual name only are the second
+    choice, and columns with controls only the third.
     """
     have_controls = [column for column, counts in values.items() if find_likely_controls(counts.index)]
     named = [column for column in values if normalise_name(column) in _PERTURBATIONS]
@@ -439,7 +444,7 @@ def _describe_controls(
 ) -> list[str]:
     """Return a line of advice for each column that marks perturbations as controls, such as a column "control_type".
 
-    Columns are skipped if all perturbations that they mark as controls are already proposed for ``--control``.
+    A column is skipped if all perturbations that it marks as controls are already proposed for ``--control``.
     """
     lines = []
     for column, counts in values.items():

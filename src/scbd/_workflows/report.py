@@ -30,28 +30,30 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from matplotlib.figure import Figure
 
-# maximum number of perturbations that are coloured in a UMAP; also the number of coloured labels in a UMAP of a column
-# with more than _MAX_LEGEND_LABELS labels
+# Maximum number of perturbations that are coloured in a UMAP. In a UMAP of another label, such as the well, the same
+# number of labels is coloured if there are more than _MAX_LEGEND_LABELS labels.
 _N_COLOURED_LABELS = 10
 # _MIN_UMAP_CELLS: minimum number of cells for which a UMAP is drawn, because UMAP needs a few neighbours of each cell.
-# _MAX_UMAP_CELLS: maximum number of cells drawn.
+# _MAX_UMAP_CELLS: maximum number of cells drawn in a UMAP.
 _MIN_UMAP_CELLS, _MAX_UMAP_CELLS = 5, 5_000
-# maximum number of labels that are all coloured in a UMAP; the legend of more labels would have two columns, which
-# would leave no room for the cells
+# Maximum number of labels for which every label is coloured in a UMAP. With more labels, the legend would have two
+# columns and leave no room for the cells.
 _MAX_LEGEND_LABELS = 14
 # Settings of the pictures of cells. _MAX_CROP_PERTURBATIONS: maximum number of perturbations, each drawn as one row.
 # _CROPS_PER_ROW: number of cells per row. _MAX_CHANNELS: maximum number of channels drawn.
 _MAX_CROP_PERTURBATIONS, _CROPS_PER_ROW, _MAX_CHANNELS = 5, 4, 6
 # maximum number of perturbations in the heat map of profiles
 _MAX_PROFILES = 40
-# maximum number of perturbations in the heat map for which its columns have labels as well as its rows
+# Maximum number of perturbations for which the columns of the heat map are labelled. With more perturbations, only the
+# rows are labelled.
 _MAX_COLUMN_LABELS = 20
 # maximum number of letters of a label in the heat map; longer labels are shortened
 _MAX_LABEL_LETTERS = 24
-# _WIDTH: width of all pictures in inches. _DPI: dots per inch. A phone displays the width of 4.2 inches on 360 pixels,
-# so that letters of 8 points are 10 pixels high.
+# _WIDTH: width of all pictures in inches. A phone displays a picture of this width on 360 pixels, so that letters of 8
+# points are 10 pixels high. _DPI: resolution of all pictures in dots per inch.
 _WIDTH, _DPI = 4.2, 200
-# percentiles of the pixel values of a channel that are drawn as black and as full brightness in pictures of cells
+# Two percentiles of the pixel values of a channel, for pictures of cells. Pixels at the lower percentile are drawn in
+# black, and pixels at the upper percentile at full brightness.
 _PERCENTILES = 0.5, 99.5
 
 
@@ -74,14 +76,14 @@ class Report:
     scores
         One row per embedding and measure, with the columns ``embedding``, ``measure``, ``value``, ``low`` and ``high``
         (95 % interval, may be NaN), ``chance`` (may be NaN), ``better`` (``"higher"`` or ``"lower"``), ``n`` and
-        ``unit`` (number and kind of the units averaged, such as 12 and ``"perturbations"``).
+        ``unit`` (such as 12 and ``"perturbations"``: the score is a mean over 12 perturbations).
     terms
         Mapping from each term in the names of embeddings, such as ``"sphered"``, to its explanation.
     cells
         Held-out cells: labels in ``obs``, and embeddings in ``obsm``.
     embeddings
-        Mapping from the title of each embedding to draw as a UMAP to its key in ``cells.obsm``: the inputs first, then
-        z_c, then the best embedding if it is not z_c.
+        Embeddings to draw as UMAPs: mapping from the title of each embedding to its key in ``cells.obsm``. The inputs
+        are first, then z_c, then the best embedding if it is not z_c.
     y_key, e_keys
         Columns of ``cells.obs`` with the perturbation and with the environments.
     controls
@@ -103,7 +105,7 @@ class Report:
         Table of the settings that were chosen automatically, one row each: ``decision`` (the setting), ``value``,
         ``n_cells`` (number of cells on which the choice is based, may be missing) and ``why``.
     warnings
-        Warnings of the run and notes on its verdict, one sentence or more each.
+        Texts of the warnings of the run and of the notes on the verdict.
     settings, versions
         Settings of the run, and versions of packages, by name.
     code
@@ -289,7 +291,7 @@ def _draw_umap(report: Report, cells: AnnData, title: str, column: str, missing:
         controls = [name for name in report.controls if name in counts]
         colored = [name for name in report.strongest if name in counts and name not in controls][:_N_COLOURED_LABELS]
         choice = "with the strongest effects" if colored else "with the most cells"
-        # If no strongest perturbations are given, the ten perturbations with the most cells are coloured: a legend of
+        # If no strongest perturbations are given, the ten perturbations with the most cells are coloured. A legend of
         # all perturbations could need two columns.
         colored = colored or [name for name in counts.index if name not in controls][:_N_COLOURED_LABELS]
         kind, meaning = "perturbations", "If cells of one colour lie together, the embedding carries the perturbation."

@@ -135,9 +135,10 @@ def collect_report(
 
 
 def _mean_profiles(z: np.ndarray, y: np.ndarray, controls: Sequence[str]) -> pd.DataFrame:
-    """Average an embedding over the cells of each perturbation, and subtract the mean profile of the controls.
+    """Compute the profile of each perturbation: its mean embedding, relative to that of controls.
 
-    A profile is such an average. If there are no controls, the mean profile of all perturbations is subtracted.
+    The embedding is averaged over the cells of each perturbation, and the mean of these averages over the controls is
+    subtracted. If there are no controls, the mean over all perturbations is subtracted.
 
     Parameters
     ----------

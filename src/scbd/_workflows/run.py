@@ -57,9 +57,9 @@ if TYPE_CHECKING:
 
 # obsm keys of the two embeddings of the model, z_c (content) and z_s (style)
 _BLOCKS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY}
-# files from which an interrupted run can be continued
+# Files from which an interrupted run can be continued.
 _STATE_FILES = ("settings.json", "checkpoints/last.ckpt")
-# all files and folders that a run writes; a new run raises an error if its directory contains one of them
+# All files and folders that a run writes. A new run raises an error if its directory contains one of them.
 _OUTPUTS = (
     "cells.h5ad",
     "history.csv",
@@ -73,14 +73,14 @@ _OUTPUTS = (
     "verdict.txt",
     *_STATE_FILES,
 )
-# _TEST_FRACTION: fraction of the cells that are test cells, and fraction of the perturbations that are held out with
-# all of their cells. _MIN_PERTURBATIONS_TO_HOLD_OUT: minimum number of perturbations for holding out whole
-# perturbations. _SPLIT_ARGUMENTS: arguments of SCBDModel.train with which users split the cells themselves.
+# _TEST_FRACTION: fraction of the cells that are test cells, and also fraction of the perturbations that are held out
+# with all of their cells. _MIN_PERTURBATIONS_TO_HOLD_OUT: minimum number of perturbations for which whole perturbations
+# are held out. _SPLIT_ARGUMENTS: arguments of SCBDModel.train with which users split the cells themselves.
 _TEST_FRACTION, _MIN_PERTURBATIONS_TO_HOLD_OUT, _SPLIT_ARGUMENTS = 0.2, 30, ("split", "train_size", "validation_size")
-# _N_COMPONENTS: number of principal components of features. _N_PCA_CELLS: number of cells to which the PCA is fitted,
-# and number of cells that it transforms at a time.
+# _N_COMPONENTS: number of principal components of features. _N_PCA_CELLS: maximum number of cells to which the PCA is
+# fitted, and also number of cells that the PCA transforms at a time.
 _N_COMPONENTS, _N_PCA_CELLS = 50, 20_000
-# arguments of SCBDModel that ERMModel, the plain classifier of the perturbation, accepts as well
+# Arguments of SCBDModel that are also arguments of ERMModel, the plain classifier of the perturbation.
 _SHARED_WITH_ERM = (
     *("encoder", "image_size", "intensity", "standardize", "standardize_by", "augment"),
     *("whitening", "whitening_kwargs", "norm"),
@@ -144,7 +144,7 @@ def run(
     The verdict also states how well the environment can be predicted among controls (or within perturbations), by the
     best of three kinds of probes: linear, quadratic and nearest neighbours.
 
-    **Files.** ``model/`` and ``settings.json`` are written as soon as the model is trained, the others at the end:
+    **Files.** ``model/`` and ``settings.json`` are written as soon as the model is trained, all other files at the end:
 
     - ``report.html``: one page with the verdict, pictures and settings;
     - ``verdict.txt`` and ``verdict.csv``: the verdict, and the scores behind it;
@@ -230,8 +230,8 @@ def run(
     settings = json.loads((out / "settings.json").read_text(encoding="utf-8"))
     messages += settings.get("warnings", [])
 
-    # Embeddings that an earlier run has stored in adata are removed, so that they are not mistaken for results of this
-    # run, which may not have all of them.
+    # Embeddings that an earlier run has stored in adata are removed. Otherwise, they could be mistaken for results of
+    # this run, which may compute fewer embeddings.
     for key in (*_BLOCKS.values(), BEST_KEY):
         adata.obsm.pop(key, None)
     blocks = {name: key for name, key in _BLOCKS.items() if name == "z_c" or model.module.style is not None}
@@ -243,7 +243,8 @@ def run(
     environments = [columns] if model.module.covariates is None else [(column,) for column in columns]
     crosses = {CROSS_SEPARATOR.join(several): several for several in (as_columns(y_key), *environments)}
     for label, several in crosses.items():
-        # Several columns of a label are combined into a new column of obs; a single column is in obs already.
+        # If a label (perturbation or environment) is given as several columns, these are combined into a new column of
+        # obs. A single column is in obs already.
         if len(several) > 1:
             adata.obs[label] = label_values(adata.obs, several)
     y_name, *e_names = crosses
@@ -370,7 +371,7 @@ def _cell_labels(
 
 
 def _named_inputs(adata: AnnData, inputs: InputLocation, labels: CellLabels, pca_key: str) -> tuple[str, np.ndarray]:
-    """Return the inputs of the model as an embedding that is compared with z_c: its name, and its values ``(N, D)``.
+    """Return the name and the values ``(N, D)`` of the embedding that represents the inputs in comparisons with z_c.
 
     Features are scaled to mean 0 and variance 1 over the training cells. Images, and features with more than 50 million
     values, are represented by their principal components.
@@ -388,11 +389,12 @@ def _erm_embedding(
 ) -> np.ndarray:
     """Train a plain classifier of the perturbation (ERM), and return its embedding of all cells.
 
-    The classifier has the same inputs, split and settings as the SCBD model, as far as it has these settings.
+    The classifier has the same inputs and the same split as the SCBD model. Settings that both models have are equal,
+    too.
     """
     notes, level = logging.getLogger("scbd"), logging.getLogger("scbd").level
     with warnings.catch_warnings():
-        # The user has seen the warnings about these cells and settings in the training of the SCBD model.
+        # Warnings are hidden, because the user has already seen them when the SCBD model was trained on these cells.
         warnings.simplefilter("ignore")
         notes.setLevel(logging.ERROR)
         try:
@@ -415,8 +417,8 @@ def _default_split(
     """Split cells at random into training, validation and test cells.
 
     Test cells are a fifth of the cells of each perturbation in each environment. With 30 or more perturbations, all
-    cells of a fifth of the perturbations are test cells, too. The fraction ``train_size`` of the remaining cells are
-    training cells, and the others are validation cells.
+    cells of a fifth of the perturbations are test cells, too. Of the cells that are not test cells, the fraction
+    ``train_size`` are training cells, and the rest are validation cells.
 
     Parameters
     ----------

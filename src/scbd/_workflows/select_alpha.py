@@ -39,13 +39,14 @@ logger = logging.getLogger(__name__)
 
 Criterion = Literal["kept", "unseen"]
 
-# Values of alpha that are tried by default, for the form "variance" of the invariance loss and for the other forms
-# (under "listing"). They differ because the scale of alpha depends on the form.
+# Values of alpha that are tried by default. The values under "variance" are for the form "variance" of the invariance
+# loss, and the values under "listing" are for all other forms. These values differ because the scale of alpha depends
+# on the form.
 _DEFAULT_ALPHAS = {"variance": (0.0, 0.003, 0.01, 0.03, 0.1), "listing": (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)}
 # With the criterion "kept", the chosen alpha must reach this fraction of the highest accuracy above chance.
 _KEPT_FRACTION = 0.97
-# Default fraction of the cells that are trained on; alpha is chosen on the other cells. The default also applies to
-# encoders that are otherwise trained on all cells by default.
+# Default fraction of the cells that are trained on. Alpha is chosen on all other cells. The default also holds for
+# encoders that would otherwise be trained on all cells by default.
 _DEFAULT_TRAIN_SIZE = 0.9
 # _MAX_ASSUMPTION_CELLS: maximum number of cells on which the accuracy of a trained model is computed.
 # _MAX_CELLS_PER_PROBE: maximum number of cells for classifiers (probes) that predict the environment.
@@ -144,8 +145,8 @@ def select_alpha(
 
     The standard error :math:`s` is the larger of two: the standard error of the best alpha's accuracy as a proportion
     of cells, and the standard error over runs. If all alphas have runs with the same seeds and held-out environments,
-    the latter is that of the *differences* in accuracy between an alpha and the best alpha, paired by run. Otherwise,
-    it is that of the accuracies of the best alpha's runs.
+    the standard error over runs is that of the *differences* in accuracy between an alpha and the best alpha, paired by
+    run. Otherwise, it is that of the accuracies of the best alpha's runs.
 
     Parameters
     ----------
@@ -292,8 +293,8 @@ def _split_environments(names: np.ndarray, n_folds: int | None) -> list[list[str
 def _check_settings(adata: AnnData, model: Mapping[str, Any], training: Mapping[str, Any], *, unseen: bool) -> None:
     """Raise ``ValueError`` if the settings cannot be used for all runs of :func:`select_alpha`.
 
-    Examples are an alpha or a seed, which differ between runs, and a split without validation cells, on which the
-    criterion "kept" measures the accuracy.
+    Such settings are an alpha or a seed, because these differ between runs; and, for the criterion "kept", a split
+    without validation cells, because this criterion measures the accuracy on validation cells.
     """
     split = training.get("split")
     taken = {"alpha", "seed"} | ({"split"} if unseen and split is not None else set())
@@ -393,8 +394,8 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
     curve = groups[["accuracy", *probes]].mean()
     curve.insert(1, "sd", groups["accuracy"].std())
     curve["runs"] = groups.size()
-    # The accuracy of an alpha is NaN if the training of one of its runs diverged: the mean accuracy over its other runs
-    # would be too high.
+    # If the training of one run of an alpha diverged, the accuracy of this alpha is NaN. The mean accuracy over its
+    # other runs would be too high.
     curve["accuracy"] = curve["accuracy"].where(groups["accuracy"].count() == curve["runs"])
     if curve["accuracy"].isna().all():
         msg = "Each alpha has a run whose accuracy is NaN: there is nothing to choose by."
@@ -500,7 +501,8 @@ def check_assumption(
         seed_everything(seed)
         model = ERMModel(adata, **(model_kwargs or {}))
         settings = {"lr": lr, "weight_decay": decay, "max_steps": steps}
-        # Each classifier is scored with the weights of its lowest validation loss, which is measured in distribution.
+        # Each classifier is scored with its weights at the step of its lowest validation loss. Validation cells are
+        # cells of the training environments (in distribution).
         how = {"batch_size": batch_size, "seed": seed, "load_best": True} | settings
         model.train(split=split, **how | train_kwargs)
         parts = {"own in": split.validation, "own out": split.test}

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     import lightning.pytorch as L
     from anndata import AnnData
 
-# _MEASURED_SECONDS: duration in seconds of the measurement of reading, and of that of training; embedding is measured
-# for a quarter of this time. _N_WARM_UP_STEPS: number of training steps at the beginning that are excluded as warm-up.
+# _MEASURED_SECONDS: time in seconds for which the speed of reading is measured, and then the speed of training. The
+# speed of embedding is measured for a quarter of this time. _N_WARM_UP_STEPS: number of first training steps (warm-up)
+# that are excluded from the measurement of training.
 _MEASURED_SECONDS, _N_WARM_UP_STEPS = 10.0, 2
 
 
@@ -34,7 +35,7 @@ class _SpeedCallback(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Measure the speed of reading: read batches as training does for up to ten seconds, and discard them.
 
-        This happens before training, when the operating system does not have the cells in its cache yet.
+        Reading is measured before training, because the operating system does not have the cells in its cache yet.
         """
         start, n_cells = time.perf_counter(), 0
         with closing(iter(trainer.datamodule.train_dataloader())) as batches:  # type: ignore[attr-defined]
@@ -47,14 +48,14 @@ class _SpeedCallback(Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *rest: Any) -> None:
         """Record the time at which a training step has ended, and stop training after ten seconds."""
-        # Reading the value of the loss waits until a GPU has finished the step.
+        # The call of item() reads the value of the loss, and thereby waits until a GPU has finished the training step.
         outputs["loss"].item()
         self._ends.append(time.perf_counter())
         trainer.should_stop = self._ends[-1] - self._ends[0] > _MEASURED_SECONDS
 
     @property
     def seconds_per_step(self) -> float:
-        """Mean duration of a training step in seconds, without the first two steps (warm-up) if there are enough."""
+        """Mean duration of a training step in seconds; the first two steps (warm-up) are excluded if there are more."""
         ends = self._ends[min(_N_WARM_UP_STEPS, len(self._ends) - 2) :]
         return (ends[-1] - ends[0]) / (len(ends) - 1)
 

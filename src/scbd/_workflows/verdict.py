@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from scbd._workflows.evidence import AnsweredQuestion, Measure
     from scbd.metrics._benchmark import EstimatedScore
 
-# difference in the score (average precision of retrieval) up to which two embeddings count as equally good; of two such
-# embeddings, the simpler one is called best
+# Difference in the score (average precision of retrieval) up to which two embeddings count as equally good. The simpler
+# of two equally good embeddings is called best.
 MARGIN = 0.01
-# An embedding from which the environment can be predicted too well is not called best. This is the largest permitted F1
-# above chance of that prediction, as a fraction of the F1 above chance for the inputs. The limit applies only if
-# replicates lie in the same environment, because retrieval then does not show whether environments are mixed.
+# Largest permitted F1 above chance with which the environment is predicted from the best embedding, as a fraction of
+# the F1 above chance with which the environment is predicted from the inputs. An embedding with a significantly larger
+# F1 is not called best. The limit applies only if replicates lie in the same environment, because retrieval of
+# replicates then does not show whether environments are mixed in the embedding.
 MAX_ENVIRONMENT_KEPT = 0.5
 
 
@@ -32,7 +33,7 @@ class Verdict(NamedTuple):
     best: str | None
     """Name of the best embedding; `None` if no score is above chance or if no score can be computed."""
     text: str
-    """Sentences for the user: the best embedding, its lead, and how well environments are predicted from it.
+    """Sentences for the user: the best embedding, its lead over others, and how well it predicts environments.
 
     If no embedding is called best, the sentences state why.
     """
@@ -84,8 +85,8 @@ def _judge_by_retrieval(
     if found.question.crosses_environments:
         considered = list(scores)
         best = _choose_simplest_of_best(scores, considered)
-        # Probes of the environment are slow, and do not influence the choice of the best embedding here. They are
-        # therefore computed only for the embeddings that the text of the verdict mentions.
+        # Classifiers that predict the environment (probes) are slow to train, and the best embedding is already chosen
+        # here. They are therefore trained only for the embeddings that the text of the verdict mentions.
         compared = {name: z for name, z in embeddings.items() if name in _compared_names(scores, best)}
         environments = predict_environments(labels, compared, seed=seed)
     else:
@@ -138,17 +139,18 @@ def _groups_of_perturbations(labels: CellLabels, found: AnsweredQuestion) -> dic
 def _choose_simplest_of_best(scores: Mapping[str, EstimatedScore], considered: Collection[str]) -> str:
     """Return the name of the simplest embedding whose score is within 0.01 (:data:`MARGIN`) of the highest score.
 
-    ``scores`` lists embeddings in the order from simple to complex. Only those in ``considered`` can be chosen.
+    ``scores`` lists embeddings in the order from simple to complex. Only embeddings in ``considered`` can be chosen.
     """
     highest = max(scores[name].value for name in considered)
     return next(name for name in scores if name in considered and scores[name].value >= highest - MARGIN)
 
 
 def _embeddings_without_environment(names: Collection[str], environments: Mapping[str, Measure]) -> list[str]:
-    """Return the names of the embeddings from which the environment cannot be predicted too well.
+    """Return the names of the embeddings from which the environment is not predicted too well.
 
     For each column of environments, the F1 above chance of the prediction must not be significantly larger than half of
-    the F1 above chance for the inputs. If no embedding fulfils this, the names of all embeddings are returned.
+    the F1 above chance for the inputs. If no embedding fulfils this condition, the names of all embeddings are
+    returned.
 
     Parameters
     ----------
@@ -162,7 +164,8 @@ def _embeddings_without_environment(names: Collection[str], environments: Mappin
         inputs = next(iter(measure.scores.values()))
         limit = inputs.chance + MAX_ENVIRONMENT_KEPT * max(0.0, inputs.value - inputs.chance)
         score = measure.scores[name]
-        # The interval is NaN if the environment of all cells is predicted correctly; "not <=" is then true.
+        # The confidence interval is NaN if the environment of every cell is predicted correctly. A comparison with NaN
+        # is false, so that "not ... <=" is true for such an embedding.
         return score.value > limit and not score.interval(CONFIDENCE_LEVEL)[0] <= limit
 
     mixing = [name for name in names if not any(keeps(measure, name) for measure in environments.values())]
@@ -172,7 +175,7 @@ def _embeddings_without_environment(names: Collection[str], environments: Mappin
 def _compared_names(names: Collection[str], best: str) -> list[str]:
     """Return the names of the embeddings that the verdict mentions: the best one, z_c, and the inputs.
 
-    The first of ``names`` is the inputs. Embeddings that are not in ``names`` are not returned.
+    The first name in ``names`` must be that of the inputs. Embeddings that are not in ``names`` are not returned.
     """
     return [name for name in dict.fromkeys([best, "z_c", next(iter(names))]) if name in names]
 
@@ -182,14 +185,14 @@ def _format_scores(scores: Mapping[str, EstimatedScore], names: Collection[str])
 
 
 def _describe_lead(scores: Mapping[str, EstimatedScore], considered: Collection[str], best: str) -> str:
-    """Word the part of the verdict that compares the score of the best embedding with the scores of others.
+    """Word the part of the verdict that compares the score of the best embedding with those of other embeddings.
 
-    The others are all embeddings within 0.01 (:data:`MARGIN`) of the best one, the next best embedding, the best of the
-    inputs and their corrections, and the inputs.
+    The best embedding is compared with all embeddings whose score is within 0.01 (:data:`MARGIN`) of its own, with the
+    next best embedding, with the best of the corrected and uncorrected inputs, and with the uncorrected inputs.
     """
     own, inputs = scores[best].value, next(iter(scores))
     rivals = sorted((name for name in considered if name != best), key=lambda name: -scores[name].value)
-    # The name of a corrected embedding begins with the name of the inputs, as in "features, sphered".
+    # The names of corrected inputs begin with the name of the inputs, as in "features, sphered" and "features".
     of_inputs = [name for name in rivals if name.startswith(inputs)]
     equal = [name for name in rivals if scores[name].value >= own - MARGIN]
     parts = [f"Within {MARGIN:g} of it: {_format_scores(scores, equal)}"] if equal else []
@@ -269,7 +272,8 @@ def _judge_by_probes(labels: CellLabels, embeddings: Mapping[str, np.ndarray], s
     is first rescaled so that chance is 0 and a perfect prediction is 1.
 
     The F1 of the environment is subtracted because perturbation and environment may be confounded: if wells of
-    different perturbations differ no more than wells of controls, they do not show effects of the perturbations.
+    different perturbations differ no more than wells of controls do, the differences do not show effects of the
+    perturbations.
     """
     names = " or ".join(labels.environments)
     why = f"Too few perturbations have replicates in another {names}, at another place or with the same mechanism"

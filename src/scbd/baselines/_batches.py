@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from scbd.data._loading import Stage
 
-# number of cells of an environment in a batch that suffices to estimate the mean and covariance of its features
+# Minimum number of cells of each environment in a batch, where the batch size allows it. Eight cells suffice to
+# estimate the mean and the covariance of the features of an environment.
 _MIN_CELLS_PER_ENVIRONMENT = 8
 
 
@@ -124,7 +125,7 @@ class SingleEnvironmentSampler(ShuffleSampler):
 class SingleEnvironmentBatches(CustomBatches):
     """Data module whose training batches contain one environment each, after initial batches of all environments.
 
-    The initial training batches are shuffled over all environments. All validation batches are, too.
+    The initial training batches and all validation batches are shuffled over all environments.
 
     Parameters
     ----------
@@ -136,7 +137,8 @@ class SingleEnvironmentBatches(CustomBatches):
     """
 
     def __init__(self, *args: Any, pretrain_steps: int = 0, **kwargs: Any) -> None:
-        # set before the constructor of the base class, which makes the samplers and needs this attribute
+        # This attribute is set before the constructor of the base class is called, because that constructor makes the
+        # samplers, which need the attribute.
         self.pretrain_steps = pretrain_steps
         super().__init__(*args, **kwargs)
 
@@ -166,7 +168,8 @@ class EndlessPermutation:
     def take(self, first: int, n: int) -> np.ndarray:
         """Return ``n`` row numbers of the sequence, starting at its position ``first`` (counted from 0)."""
         turns, places = np.divmod(np.arange(first, first + n), len(self._rows))
-        # store the permutations used in this call: the next call is likely to continue in the last of them
+        # The permutations that were used in this call are stored, because the next call is likely to continue in the
+        # last one.
         self._orders = {turn: self._order(turn) for turn in np.unique(turns).tolist()}
         return np.concatenate([order[places[turns == turn]] for turn, order in self._orders.items()])
 
@@ -237,7 +240,8 @@ class ControlPairedBatches(CustomBatches):
     """
 
     def __init__(self, *args: Any, control: int, **kwargs: Any) -> None:
-        # set before the constructor of the base class, which makes the samplers and needs this attribute
+        # This attribute is set before the constructor of the base class is called, because that constructor makes the
+        # samplers, which need the attribute.
         self.control = control
         super().__init__(*args, **kwargs)
 

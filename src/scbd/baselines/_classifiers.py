@@ -169,7 +169,7 @@ class ClassifierModel(ImageModel):
     traits = replace(
         ImageModel.traits,
         batches=ShuffledBatches,
-        # the classification head has one output per perturbation, so that a trained model takes no new perturbations
+        # A trained model takes no new perturbations, because its classification head has one output per perturbation.
         fixed_labels=(Y_REGISTRY,),
         next_step="predict(), or get_latent_representation()",
     )
@@ -439,7 +439,7 @@ class IRMModule(PenaltyModule):
 
 
 class IRMPlan(TrainingPlan):
-    """Training plan of IRM: in the first steps, the weight of the penalty is at most 1; later, it is the full weight.
+    """Training plan of IRM, in which the weight of the penalty is at most 1 in the first steps, and full afterwards.
 
     Parameters
     ----------
@@ -456,8 +456,8 @@ class IRMPlan(TrainingPlan):
     def __init__(self, module: IRMModule, *, anneal_steps: int, reset_optimizer: bool = False, **kwargs: Any) -> None:
         super().__init__(module, **kwargs)
         self.anneal_steps, self.reset_optimizer = anneal_steps, reset_optimizer
-        # factor of the penalty's weight in the first steps: it reduces a weight above 1 to 1, and keeps a smaller
-        # weight
+        # Factor by which the weight of the penalty is multiplied in the first steps. The factor reduces a weight above
+        # 1 to 1, and keeps a smaller weight.
         self.first_share = 1 / max(module.penalty, 1.0)
         self.preliminary_steps = anneal_steps if self.first_share < 1 else 0
 
@@ -688,10 +688,10 @@ class FishAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def _leave(self, group: dict[str, Any], kept: list[Tensor]) -> None:
-        """Store the intermediate values of the parameters after a step, and reset the parameters to ``kept``.
+        """Store the intermediate values of the parameters after a step, and restore their values from before the round.
 
-        At the end of a round, the parameters are instead moved from ``kept`` towards the intermediate values, by the
-        fraction ``meta_lr`` of the difference.
+        The values from before the round are given as ``kept``. At the end of a round, the parameters are instead moved
+        from ``kept`` towards the intermediate values, by the fraction ``meta_lr`` of the difference.
         """
         done = group["n_steps"] + 1 - group["pretrain"]
         group["n_steps"] += 1
@@ -700,9 +700,9 @@ class FishAdamW(torch.optim.AdamW):
                 self.state[p].pop("ahead", None)
                 p.copy_(torch.lerp(weights, p, group["meta_lr"]))
             else:
-                # AdamW initialises its running averages for a parameter only if the optimiser's state of this parameter
-                # is empty. The state of a parameter without a gradient is still empty, and no value must be stored in
-                # it.
+                # No value may be stored in an empty state of a parameter, because AdamW initialises its running
+                # averages for a parameter only if the state is empty. The state is empty as long as the parameter has
+                # had no gradient.
                 if self.state[p]:
                     self.state[p]["ahead"] = p.clone()
                 p.copy_(weights)

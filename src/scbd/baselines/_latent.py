@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from scbd.nn._feature_scaling import FeatureScaling
     from scbd.nn._image_preprocessing import Preprocess
 
-# first value: gradient norm above which a training step is skipped; second value: maximum norm to which the gradients
-# of the other steps are clipped (as in Child, 2021)
+# _SKIP_GRADIENT_NORM: norm of the gradient above which a training step is skipped. _CLIP_GRADIENT_NORM: norm to which
+# longer gradients are clipped in all other steps (as in Child, 2021).
 _SKIP_GRADIENT_NORM, _CLIP_GRADIENT_NORM = 1e12, 1e6
-# a latent component is active if the variance of its posterior mean over cells is above this value (Burda et al., 2016)
+# Variance of the posterior mean over cells above which a latent component counts as active (Burda et al., 2016).
 _MIN_ACTIVE_VARIANCE = 0.01
 
 
@@ -90,8 +90,8 @@ class LatentModule(EmbeddingModule):
         if likelihood == "auto":
             likelihood = "bernoulli" if self.preprocess.intensity == "scale" else "gaussian"
         self.n_labels, self.n_environments, self.n_latent = n_labels, n_environments, n_latent
-        # registry keys of the labels (perturbation, environment) that are needed to decode a cell, in addition to its
-        # image
+        # Registry keys of the labels that are needed to decode a cell in addition to its image. These can be the
+        # perturbation and the environment.
         self.asks: tuple[str, ...] = ()
         self.content = Posterior(shape, n_latent)
         if n_blocks == 2:
@@ -139,8 +139,8 @@ class LatentModule(EmbeddingModule):
         are used instead.
         """
         images = self.prepare(inputs, e, generator)
-        # a model with z_s reconstructs inputs that are standardised over all cells: these inputs still contain the
-        # differences between environments, which z_s should explain
+        # A model with z_s reconstructs inputs that are standardised over all cells. Such inputs still contain the
+        # differences between environments, which z_s should explain.
         target = images.within if self.style is None else images.whole
         if self.decoder.likelihood == "bernoulli":
             target = self.preprocess.intensities(images.whole)
@@ -159,8 +159,8 @@ class LatentPlan(TrainingPlan):
     """Training plan that clips long gradients, and skips training steps with extremely long gradients (Child, 2021)."""
 
     skipped: Tensor
-    # number of consecutive training steps that may have a non-finite loss. Each of these steps is skipped, and only a
-    # longer series of them indicates that the training diverges.
+    # Number of consecutive training steps that may have a non-finite loss. Each of these steps is skipped. Only a
+    # longer series of non-finite losses indicates that the training diverges.
     tolerated_losses = 10
 
     def __init__(self, module: Any, **kwargs: Any) -> None:
@@ -170,7 +170,7 @@ class LatentPlan(TrainingPlan):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradient of a training step, or discard the gradient if its norm is extremely large or NaN."""
         length = torch.nn.utils.clip_grad_norm_(self.module.parameters(), _CLIP_GRADIENT_NORM)
-        # ``not <=`` instead of ``>``: the condition is then also true for a norm of NaN
+        # The condition is written with ``not <=`` instead of ``>``, so that it is also true for a norm of NaN.
         if not bool(length <= _SKIP_GRADIENT_NORM):
             self.skipped += 1
             optimizer.zero_grad(set_to_none=True)
@@ -211,7 +211,7 @@ class LatentModel(PictureMixin, ImageModel):
         There is one row per component, with these columns:
 
         - ``block`` and ``component``: the block (``"c"`` for z_c or ``"s"`` for z_s), and the number of the component
-          in it.
+          in this block.
         - ``divergence``: Kullback-Leibler divergence of the posterior from the prior, in nats, averaged over cells.
         - ``variance``: variance of the posterior mean over cells.
         - ``active``: whether ``variance`` is above 0.01.
@@ -223,7 +223,7 @@ class LatentModel(PictureMixin, ImageModel):
         return self.latent_health_
 
     def _embedded(self, block: str, adata: AnnData | None, rows: Any, batch_size: int) -> np.ndarray:
-        """Return the decoder's input from a block, for the cells in ``rows``, computed from posterior means."""
+        """Compute the decoder's input from one block, z_c or z_s, from posterior means of the cells in ``rows``."""
         adata, module = self._adata_or_attached(adata), self.module
         source = self._source(adata)
         rows = np.arange(source.shape[0]) if rows is None else row_numbers(rows, source.shape[0])
@@ -470,9 +470,11 @@ class IVAEModel(LatentModel):
         self._set_up(IVAEModule, kl_warmup_steps, preprocess, **settings)
 
 
-# weight, in the loss of mcVAE, of the penalty that draws the salient posterior of controls towards 0
+# Weight of a penalty in the loss of mcVAE. For controls, the penalty draws the posterior of the salient block z_c
+# towards 0.
 _BACKGROUND_WEIGHT = 8.0
-# lower limit of the posteriors' log-variances in mcVAE, because the penalty on controls drives variances towards 0
+# Lower limit of the log-variances of posteriors in mcVAE. Without a limit, the penalty on controls would drive
+# variances towards 0.
 _MIN_LOG_VARIANCE = -20.0
 
 
@@ -542,7 +544,7 @@ class MCVAEModule(LatentModule):
         return y != self.control if block == "c" else super().held(block, y)
 
     def penalties(self, posteriors: tuple[Gaussian, ...], y: Tensor) -> dict[str, Tensor]:
-        """Return the penalty that draws z_c of controls towards 0, one value per cell ``(B,)``, 0 if perturbed."""
+        """Return the penalty that draws z_c of controls towards 0, per cell ``(B,)``. It is 0 for perturbed cells."""
         salient = posteriors[0]
         size = (salient.mean.square() + salient.log_variance.exp()).sum(1)
         return {"background": _BACKGROUND_WEIGHT * size.masked_fill(self.held("c", y), 0)}
@@ -694,7 +696,8 @@ def _build_encoder(input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
         return nn.Sequential(*hidden), _HIDDEN_WIDTH
     channels, height, width = input_shape
     halvings = _halvings((height, width))
-    # strides of the three layers that can halve an image; if fewer have to halve it, these are the last of them
+    # Strides of the three layers that can halve the sides of an image. If an image is halved fewer than three times,
+    # the last of these layers halve it.
     strides = [2 if i >= 3 - halvings else 1 for i in range(3)]
     plan = [(channels, 32, strides[0]), (32, 32, 1), (32, 64, strides[1]), (64, 64, 1), (64, 64, strides[2])]
     layers: list[nn.Module] = []
@@ -707,7 +710,7 @@ def _build_encoder(input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
 class Posterior(nn.Module):
     """Encoder of one block: maps inputs to normal posterior distributions of the block's latent components.
 
-    All output heads (experts) of the encoder have the layers below them in common.
+    The encoder can have several output heads (experts), which share all layers below the heads.
 
     Parameters
     ----------
@@ -804,7 +807,7 @@ def _build_decoder(n_latent: int, input_shape: tuple[int, ...]) -> nn.Sequential
 class LatentDecoder(nn.Module):
     """Decoder that maps latent components to images or features, and computes their likelihood.
 
-    The output of its network are logits for a Bernoulli likelihood, and means for a Gaussian likelihood.
+    The outputs of the network are logits for a Bernoulli likelihood, and means for a Gaussian likelihood.
 
     Parameters
     ----------

@@ -1,4 +1,7 @@
-"""Table of all corrections by name, with their required and optional arguments, and a function that applies them."""
+"""Function that applies a correction by name, and the table of corrections that it uses.
+
+The table lists the required and the optional arguments of each correction.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-# descriptions of the arguments that a correction may require, for error messages about a missing argument
+# descriptions of arguments, which appear in the error message if a correction lacks a required argument
 _ARGUMENT_DESCRIPTIONS = {
     "environments": "the environment of each cell",
     "labels": "the perturbation of each cell",
@@ -26,17 +29,17 @@ _ARGUMENT_DESCRIPTIONS = {
 
 
 class Correction(NamedTuple):
-    """Function of a correction, with the names of the arguments that it requires and accepts."""
+    """Entry of the table of corrections: a function, with the names of its required and optional arguments."""
 
     function: Callable[..., np.ndarray]
-    """Function that returns corrected features, given features and the arguments in ``needs`` and ``takes``."""
+    """Function that corrects features. Further arguments are those named in ``needs`` and ``takes``."""
     needs: tuple[str, ...]
     """Names of the required arguments."""
     takes: tuple[str, ...] = ("fit",)
-    """Names of the optional arguments. A correction without ``"fit"`` is always estimated from all cells."""
+    """Names of the optional arguments. A correction that does not take ``"fit"`` is always estimated from all cells."""
 
 
-# optional arguments of the corrections that use the variation within perturbations: WCCN, LDA and PLDA
+# optional arguments of WCCN, LDA and PLDA, which use the variation among cells of the same perturbation
 _LABEL_ARGUMENTS = ("fit", "controls", "positions")
 CORRECTIONS: dict[str, Correction] = {
     "centred": Correction(partial(standardize_by_environment, scale=False), ("environments", "controls")),
@@ -101,7 +104,8 @@ def correct(
         Cells from which the correction is estimated, as a boolean mask ``(N,)`` or row numbers. Default: all cells. The
         correction is applied to all cells.
     **settings
-        Further arguments of the function of the correction, see the table above.
+        Further arguments of the function that the table above lists for the correction, for example ``regularization``
+        of :func:`sphering`.
 
     Returns
     -------
@@ -130,7 +134,10 @@ def correct(
 
 
 def check_correction(correction: str, known: Any) -> None:
-    """Raise a ``ValueError`` unless the correction exists and ``known`` contains all arguments that it requires."""
+    """Raise a ``ValueError`` if the correction does not exist, or if one of its required arguments is missing.
+
+    ``known`` holds the given arguments by name.
+    """
     check_choice("correction", correction, CORRECTIONS.keys())
     for name in CORRECTIONS[correction].needs:
         if name not in known:

@@ -79,7 +79,8 @@ def _by_scanpy(values: np.ndarray, codes: np.ndarray) -> np.ndarray:
     from anndata import AnnData
 
     obs = pd.DataFrame({"environment": pd.Categorical(codes.astype(str))}, index=np.arange(len(codes)).astype(str))
-    # scanpy's test of convergence divides by parameter estimates that may be 0; numpy's warnings are suppressed
+    # The convergence test of scanpy may divide by parameter estimates that are 0. Warnings of numpy about divisions by
+    # 0 are suppressed.
     with np.errstate(divide="ignore", invalid="ignore"):
         return scanpy.pp.combat(AnnData(values, obs=obs), key="environment", inplace=False)
 
@@ -99,9 +100,9 @@ def harmony(
     environments
         Environment of each cell, ``(N,)``. At least two environments are needed, with at least two cells each.
     n_components
-        Number of principal components to correct. They are computed from features scaled to variance 1, and there are
-        fewer of them if there are fewer features or cells. `None` corrects the features without computing components,
-        which suits embeddings, whose columns have a common unit.
+        Number of principal components to correct; fewer if there are fewer features or cells. The components are
+        computed from features scaled to variance 1. `None` corrects the features without computing components, which
+        suits embeddings, whose columns have a common unit.
     seed
         Seed of the clustering.
 

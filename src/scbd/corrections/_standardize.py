@@ -39,7 +39,7 @@ def standardize_by_environment(
     fit
         Cells from which mean and variance may be estimated, as a boolean mask ``(N,)`` or row numbers. Default: all
         cells. Each environment needs at least two of these cells (two controls, if ``controls`` are given). To correct
-        a test plate, include its controls.
+        a test plate, include the controls of this plate in ``fit``.
     scale
         Whether to divide by the standard deviation, in addition to subtracting the mean. Features that are constant in
         an environment, or vary only by the rounding of their dtype, are not divided; a log message names these
@@ -69,8 +69,8 @@ def standardize_by_environment(
         here = codes == code
         mean, factor = mean_and_inverse_deviation(table.features[here & table.reference])
         centred = table.features[here] - mean
-        # values of constant features that are only rounding errors are set to 0: otherwise, a linear probe that
-        # rescales features could predict the environment from the rounding errors
+        # Centred values of constant features are set to 0 if they are only rounding errors. Otherwise, a classifier
+        # that rescales features could predict the environment from the rounding errors.
         rounding = relative_rounding_error(table.features.dtype) * np.abs(mean)
         centred[:, (factor == 0) & (np.abs(centred).max(0) <= rounding)] = 0
         corrected[here] = centred * np.where(factor > 0, factor, 1) if scale else centred

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# number of rows that are checked for missing and infinite values at once
+# number of rows of a feature table that are checked for missing and infinite values at once
 _BLOCK = 8_192
 
 
@@ -56,8 +56,8 @@ def read_table(features: Any, *, fit: ArrayLike | None = None, controls: ArrayLi
     Raises
     ------
     ValueError
-        If features are not a table ``(N, D)`` of finite numbers, a selection of rows does not fit the table, or fewer
-        than two rows are selected.
+        If features are not a table ``(N, D)`` of finite numbers, ``fit`` or ``controls`` is not a valid selection of
+        rows, or fewer than two rows are selected.
     """
     values, names = _as_float_table(features)
     chosen = selected_rows("fit", fit, len(values))
@@ -169,7 +169,7 @@ def _as_float_table(features: Any) -> tuple[np.ndarray, Sequence[Any]]:
         raise ValueError(msg)
     check_unmasked("An array of features", features)
     values = np.asarray(features)
-    # a DataFrame whose columns have different numeric types becomes an array of objects
+    # A DataFrame whose columns have different numeric types becomes an array of objects, which is converted to numbers.
     if values.dtype == object:
         values = _as_float64(values)
     if values.dtype.kind not in "fiub":
@@ -192,7 +192,7 @@ def _as_float64(values: np.ndarray) -> np.ndarray:
 
 
 def _check_finite(values: np.ndarray, names: Any) -> None:
-    """Check that all values are finite; otherwise raise a ``ValueError`` that names the affected rows and features."""
+    """Raise a ``ValueError`` that names the affected rows and features, if values are missing or infinite."""
     rows = np.zeros(len(values), dtype=bool)
     columns = np.zeros(values.shape[1], dtype=bool)
     for start in range(0, len(values), _BLOCK):
@@ -212,8 +212,8 @@ def _check_finite(values: np.ndarray, names: Any) -> None:
 def reference_scaling(table: FitTable) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean of each feature, and the factor that scales the feature to standard deviation 1.
 
-    Both are estimated from the rows in ``table.reference``. Constant features have the factor 0 and are named in a log
-    message.
+    Mean and factor are estimated from the rows in ``table.reference``, which are the controls if controls were given.
+    Constant features have the factor 0 and are named in a log message.
 
     Returns
     -------
@@ -225,10 +225,10 @@ def reference_scaling(table: FitTable) -> tuple[np.ndarray, np.ndarray]:
 
 
 def log_constant_features(table: FitTable, constant: np.ndarray, done: str = "Left out") -> None:
-    """Write a log message that names the constant features and states how they were treated.
+    """Write a log message that names the constant features, and states what was done with these features.
 
-    ``constant`` is a boolean mask ``(D,)`` of the features that are constant over the rows in ``table.reference``.
-    ``done`` is the treatment, with which the message begins.
+    ``constant`` is a boolean mask ``(D,)`` of the features that are constant over the rows in ``table.reference``. The
+    message begins with the text ``done``, which states what was done.
     """
     if constant.any():
         rows = "rows" if table.controls is None else "controls"

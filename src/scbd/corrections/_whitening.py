@@ -182,14 +182,14 @@ class _ControlVariation(NamedTuple):
     codes: np.ndarray
     """Code of the environment of each control, ``(n_controls,)``."""
     shrinkage: float
-    """Weight, from 0 to 1, with which covariances of controls are shrunk towards that of uncorrelated features."""
+    """Weight, from 0 to 1, with which covariances of controls are shrunk towards a covariance without correlations."""
     uncorrelated_variances: np.ndarray
     """Variances ``(K,)``, in the whitened space, of uncorrelated features with variance 1 before whitening."""
 
     def covariance_of(self, code: int) -> np.ndarray:
         """Return the shrunk covariance ``(K, K)`` of the controls of an environment, in the whitened space.
 
-        The mean of these covariances over environments, weighted by :meth:`weight_of`, is the identity matrix.
+        The mean of the shrunk covariances over environments, weighted by :meth:`weight_of`, is the identity matrix.
         """
         own = self.controls[self.codes == code]
         return (1 - self.shrinkage) * own.T @ own / (len(own) - 1) + np.diag(
@@ -197,9 +197,10 @@ class _ControlVariation(NamedTuple):
         )
 
     def weight_of(self, code: int) -> float:
-        """Return the weight of an environment in averages over environments: its fraction of all degrees of freedom.
+        """Return the weight of an environment in averages over environments.
 
-        An environment with n controls has n - 1 degrees of freedom.
+        An environment with n controls has n - 1 degrees of freedom. The weight is the fraction of the degrees of
+        freedom of all environments that belong to this environment.
         """
         return ((self.codes == code).sum() - 1) / (len(self.codes) - len(self.means))
 
@@ -382,9 +383,10 @@ def plda(
     """Compute probabilistic linear discriminants (PLDA): axes scaled by how reliably they reflect the perturbation.
 
     After :func:`wccn`, the variance within perturbations is about 1 in all directions. Each principal axis of the
-    perturbations' means is then scaled by :math:`b / (b + 1 / n)`, with :math:`b` the variance of these means along the
-    axis and :math:`n` the median number of cells per perturbation. For profiles that are means of :math:`n` cells, this
-    factor is the expected proportion of the variance along the axis that is due to the perturbation.
+    perturbations' means is then scaled by :math:`b / (b + 1 / n)`, with :math:`b` the variance of the perturbations'
+    means along the axis and :math:`n` the median number of cells per perturbation. For profiles that are means of
+    :math:`n` cells, :math:`b / (b + 1 / n)` is the expected proportion of the variance along the axis that is due to
+    the perturbation.
 
     The variances :math:`b` are shrunk towards their mean over axes. Shrinkage preserves directions in which
     perturbations in ``fit`` do not differ, but other perturbations may.
@@ -440,7 +442,10 @@ def plda(
 
 
 def _replicated_label_codes(table: FitTable, labels: ArrayLike) -> np.ndarray:
-    """Return the label codes of the rows in ``table.fit``, ``(n_fit,)``, after a check that some label has two rows."""
+    """Return the label codes ``(n_fit,)`` of the rows in ``table.fit``, from which a correction is estimated.
+
+    Raise a ``ValueError`` if every label has a single row, because the variation within labels is then unknown.
+    """
     codes = encode_row_labels("labels", labels, table.fit)[0][table.fit]
     n_labels = len(np.unique(codes))
     if n_labels == len(codes):
@@ -452,15 +457,17 @@ def _replicated_label_codes(table: FitTable, labels: ArrayLike) -> np.ndarray:
 def _fit_whitening_map(
     table: FitTable, codes: np.ndarray | None, positions: ArrayLike | None, weight: float, regularization: float
 ) -> LinearMap:
-    """Return the map that scales features by the rows in ``table.reference``, and then whitens them.
+    """Return the linear map that scales features by their standard deviation, and then whitens the scaled features.
 
-    The mean of these rows is mapped to 0. See :func:`fit_whitening_matrix` for the covariance that is whitened, with
-    and without the label codes ``(n_fit,)`` of the rows in ``table.fit``. ``positions`` ``(N,)`` are those of all rows,
-    and ``weight`` is the weight of the variation between positions.
+    Mean and standard deviation are those of the rows in ``table.reference``; the mean is mapped to 0. ``codes`` holds
+    the label codes ``(n_fit,)`` of the rows in ``table.fit``, or is `None`. :func:`fit_whitening_matrix` describes the
+    covariance that is whitened in both cases. ``positions`` holds the well position of every row, ``(N,)``, and
+    ``weight`` is the weight of the variation between positions.
     """
     check_number("position_weight", weight)
     check_number("regularization", regularization)
-    rows = table.reference if codes is None else table.fit  # without labels, only controls are used
+    # without labels (sphering), the covariance is estimated from the controls alone
+    rows = table.reference if codes is None else table.fit
     controls = None if table.controls is None else table.controls[rows]
     places = None
     if positions is not None:
@@ -483,9 +490,10 @@ def _fit_whitening_map(
 
 
 def _project_on_discriminants(table: FitTable, codes: np.ndarray, white: LinearMap, **settings: Any) -> np.ndarray:
-    """Apply the map ``white``, and project on the discriminant axes of the label codes ``(n_fit,)`` of rows in fit.
+    """Whiten the features by the map ``white``, and project them on the discriminant axes of labels.
 
-    ``settings`` are further arguments of :func:`fit_discriminant_axes`.
+    The axes are estimated from the rows in ``table.fit`` and their label codes ``codes`` ``(n_fit,)``. ``settings`` are
+    further arguments of :func:`fit_discriminant_axes`.
     """
     if np.ptp(codes) == 0:
         msg = "There is one label to learn from: in what labels differ is not known."

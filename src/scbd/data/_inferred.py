@@ -34,7 +34,7 @@ _MIN_CELLS_PER_ENVIRONMENT = 10
 # fraction of the cells that are held out when the mixture of Gaussians is fitted, to test whether cells form groups
 _HELD_OUT_FRACTION = 0.2
 # Gain in log-likelihood of the held-out cells, in standard errors of the gain, above which cells are considered to form
-# groups. With a smaller gain, a warning is raised.
+# groups. Otherwise, a warning is raised.
 _MIN_GAIN_IN_STANDARD_ERRORS = 2.0
 # number of random seeds with which each of the three initialisations of the mixture of Gaussians is repeated
 _N_SEEDS = 3
@@ -61,7 +61,7 @@ class InferredEnvironments(NamedTuple):
     axes: np.ndarray
     """Coordinates of each cell on the two axes that best separate the inferred environments, float32 ``(N, 2)``."""
     gain: float
-    """Gain in mean log-likelihood of held-out cells by a mixture of Gaussians over one Gaussian, in nats per cell.
+    """Mean gain in log-likelihood of held-out cells by a mixture of Gaussians over one Gaussian, in nats per cell.
 
     The gain is about 0 if cells do not form groups.
     """

@@ -37,10 +37,11 @@ logger = logging.getLogger(__name__)
 
 Missing: TypeAlias = Literal["drop", "median", "keep"]
 
-# default prefixes of the names of feature columns: the compartments of CellProfiler, and "feature_", which this package
-# adds to the numbered features of DeepProfiler
+# Default prefixes of the names of feature columns. "Cells_", "Cytoplasm_" and "Nuclei_" are the compartments of
+# CellProfiler. "feature_" is the prefix that this package adds to the numbered features of DeepProfiler.
 FEATURE_PREFIXES = ("Cells_", "Cytoplasm_", "Nuclei_", "feature_")
-# prefixes that the names of plate, well and site columns may have; "foci" are the barcode spots of pooled screens
+# Pattern of the prefixes, such as "Metadata_", that names of plate, well and site columns may have. The prefix "foci_"
+# stands for the barcode spots of pooled screens.
 _COLUMN_PREFIX = r"^(image_)?(metadata_)?(foci_)?"
 _PLATE = re.compile(rf"{_COLUMN_PREFIX}plate$", re.IGNORECASE)
 # pattern of the names of numeric columns that are not measurements: positions, identifiers and parents of objects
@@ -49,8 +50,8 @@ _NOT_A_MEASUREMENT = re.compile(
     r"|tile|id|index)(_|$)|(^|_)[ijxyz](_\d+)?$|^(cell|nucleus|nuclei|object|label)s?(_\d+)?$|^q_",
     re.IGNORECASE,
 )
-# names of the columns with plate, well and site, in lower case and without the prefixes in _COLUMN_PREFIX; of several
-# such columns in a table, the one that is first in this list is used
+# Accepted names of the columns with plate, well and site, in lower case and without the prefixes in _COLUMN_PREFIX. If
+# a table has several plate columns, for example, the column whose name stands first in this list is used.
 _POSITION_COLUMNS = {
     "plate": ("plate", "plate_id", "plate_name", "plate_barcode", "assay_plate_barcode", "barcode"),
     "well": ("well", "well_id", "well_name", "well_position"),
@@ -58,7 +59,8 @@ _POSITION_COLUMNS = {
 }
 _WELL = re.compile(r"^([A-Za-z]{1,2})[ -]*0*(\d+)$")
 _ROW_NUMBERS = re.compile(r"^Unnamed: \d+$")
-# maximum fraction of missing values of a feature or a row; features and rows with a larger fraction are excluded
+# Maximum fraction of missing values with which a feature or a row is kept. Features and rows with a larger fraction are
+# excluded.
 _MAX_MISSING_FRACTION = 0.5
 # names of the columns with plate, well and site that are derived from the paths of DeepProfiler's files
 _FOLDER_COLUMNS = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
@@ -105,8 +107,8 @@ def read_profiles(
         ``"median"`` (the default) first exclude, in this order:
 
         1. features that have no value in a whole plate or file;
-        2. rows that lack all features with one of the prefixes in ``features``, if there are at least two such features
-           (for example, nuclei without a cell);
+        2. rows that lack all features of one of the prefixes in ``features``, for example the row of a nucleus without
+           a cell, which lacks all features ``Cells_…`` (a prefix of a single feature is ignored);
         3. features that lack more than half of their values, and then rows that lack more than half of the remaining
            features.
 
@@ -134,9 +136,9 @@ def read_profiles(
     Warns
     -----
     UserWarning
-        If features, rows, columns that hold lists or empty files are excluded, or if missing values are replaced. The
-        message states how many, and names plates and files of which all rows are excluded. Also if most numeric columns
-        are not features.
+        If features, rows, empty files or columns that hold lists are excluded, or if missing values are replaced. The
+        message states how many, and names plates and files of which all rows are excluded. A warning is also raised if
+        most numeric columns are not features.
 
     References
     ----------
@@ -330,10 +332,14 @@ def _select_features(
 
 
 def number_beginnings(table: pd.DataFrame) -> dict[str, list[str]]:
-    """Return the words with which the names of at least three numeric columns begin, each with these names.
+    """Group the numeric columns of a table by the first word of their name, and return groups of three or more columns.
 
-    Words are sorted by the number of their columns, in descending order. Columns whose name indicates a position,
-    bounding box, number or parent of an object are ignored, as are columns whose name begins with "Metadata".
+    Columns whose name indicates a position, bounding box, number or parent of an object are ignored, as are columns
+    whose name begins with "Metadata".
+
+    Returns
+    -------
+    Dictionary from the first word to the names of the columns, sorted from the largest to the smallest group.
     """
     numbers = [name for name in map(str, table.select_dtypes("number")) if not _NOT_A_MEASUREMENT.search(name)]
     begun: dict[str, list[str]] = {}
@@ -360,7 +366,8 @@ def _warn_of_other_numbers(obs: pd.DataFrame, features: Sequence[str], about: Se
 
 
 def _holds_lists(column: pd.Series) -> bool:
-    if column.dtype != object or infer_dtype(column, skipna=True) != "mixed":  # faster than testing each value below
+    # this test of the whole column is faster than the test of each value below
+    if column.dtype != object or infer_dtype(column, skipna=True) != "mixed":
         return False
     return bool(column.map(lambda value: isinstance(value, (list, tuple, np.ndarray))).any())
 
@@ -447,8 +454,8 @@ def _handle_missing(
     where
         Name of the table in errors.
     groups
-        Plate and file of each row, as one array ``(N,)`` per grouping. A feature that has no value in one of the plates
-        or files is excluded.
+        Plate of each row, and file of each row if several files are read, as one array ``(N,)`` each. A feature that
+        has no value in one of the plates or files is excluded.
     beginnings
         Prefixes of the names of features, one per compartment of the cell. Rows that lack all features of a compartment
         are excluded.
@@ -466,7 +473,8 @@ def _handle_missing(
     """
     absent = np.isnan(values)
     lacked = np.zeros(len(features), dtype=bool)
-    for names in groups.values():  # if kept, a feature that a plate lacks would exclude all rows of the plate
+    # a feature without any value on a plate is excluded, since it would otherwise exclude all rows of the plate
+    for names in groups.values():
         for name in pd.unique(names):
             lacked |= absent[names == name].all(axis=0)
     rows = np.ones(len(values), dtype=bool)
@@ -577,7 +585,9 @@ def _row_text(rows: pd.DataFrame, chosen: Sequence[bool] | pd.Series) -> str:
 
 
 def _join_columns(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] | None, where: str) -> dict[str, str]:
-    """Return the columns by which rows of two tables are matched: names in ``obs``, mapped to names in ``table``.
+    """Return the columns by which rows of ``obs`` and ``table`` are matched.
+
+    The keys of the dictionary are names of columns in ``obs``; the values are their names in ``table``.
 
     Raises
     ------
@@ -602,7 +612,10 @@ def _join_columns(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str
 
 
 def _position_columns(table: pd.DataFrame) -> dict[str, str]:
-    """Return the columns of a table with plate, well and site; the keys are "plate", "well" and "site", if present."""
+    """Return the names of the plate, well and site columns of a table, by the keys "plate", "well" and "site".
+
+    If the table lacks one of these columns, the dictionary lacks its key.
+    """
     plain = {re.sub(_COLUMN_PREFIX, "", re.sub(r"\W", "_", str(name).lower())): name for name in table}
     found = {key: [plain[name] for name in names if name in plain] for key, names in _POSITION_COLUMNS.items()}
     return {key: names[0] for key, names in found.items() if names}

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 # names of the parts of an AnnData file that are read in addition to its images
 ANNDATA_TABLES = ("obs", "var", "uns")
-# size in bytes above which a Zarr array in ``obsm`` is not loaded into memory: features of 26 million cells do not fit
+# Maximum size, in bytes, of a Zarr array in ``obsm`` that is loaded into memory. Larger arrays, such as the features of
+# 26 million cells, may not fit into memory.
 _MAX_LOADED_BYTES = 2**30
 # name that pandas gives to the first column of a file if the file states no name for the column
 _UNNAMED_COLUMN = "Unnamed: 0"
@@ -423,7 +424,7 @@ def _read_arrays(path: Path, image_key: str) -> Crops:
 
 
 def _read_image_table(path: Path, columns: list[str], root: Path, fit: Fit | None) -> Crops:
-    """Read crops from image files whose paths are in columns of a table, and keep the other columns as ``obs``."""
+    """Read crops from image files whose paths are in columns of a table. The remaining columns become ``obs``."""
     table = _load_table(path)
     missing = [column for column in columns if column not in table]
     if missing:
@@ -492,8 +493,8 @@ def _table_without_names(n: int) -> pd.DataFrame:
 def _replace_table(crops: Crops, table: pd.DataFrame, kind: str) -> Crops:
     """Replace the table of crops by a table from the user.
 
-    If the images have names, rows of the new table are matched to images by name. Otherwise, they are in the order of
-    the images.
+    If the images have names, rows of the new table are matched to images by name. Otherwise, row i of the new table
+    describes image i.
     """
     found, names = replace(crops, obs=table), crops.obs.index
     named = kind in ("anndata", "image_folder", "lmdb") or not _has_default_names(names)

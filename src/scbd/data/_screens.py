@@ -1,6 +1,7 @@
-"""Reading, writing and verification of whole screens, that is, the images of all cells with their table.
+"""Reading, writing and verification of whole screens.
 
-Screens are written once, in blocks of rows, as Zarr stores with checksums, and are read row by row in training.
+A screen holds the images of all cells and a table with one row per cell. It is written once, in blocks of rows, as a
+Zarr store with checksums, and is read row by row in training.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ if TYPE_CHECKING:
 
     Plate: TypeAlias = Crops | AnnData | str | os.PathLike[str]
 
-# number of bytes (before compression) of the images in a block of rows, which is one file of the stored screen
+# Number of bytes, before compression, of the images in one file of a stored screen. Each file holds a block of
+# consecutive rows.
 _BLOCK_BYTES = 64 * 2**20
 # Number of bytes of images that are read from a plate and converted at once. The number is small, so that the images
 # fit into the caches of the CPU and take little memory.
@@ -100,8 +102,8 @@ def open_screen(
 
     Returns
     -------
-    AnnData with the images or the requested features. No other layer is opened, and ``X`` only if it holds these
-    features.
+    AnnData with the images or the requested features. Other layers are not opened, and ``X`` is opened only if it holds
+    the requested features.
 
     Raises
     ------
@@ -317,8 +319,8 @@ def write_screen(
         Number of pixels per side to which images are resized (bilinear, antialiased). Crops that are not square require
         a pair ``(height, width)``, which may change their aspect ratio. Default: images are not resized.
     dtype
-        Dtype of the stored images. Default: the dtype of the plates. If a different dtype is given, intensities are
-        scaled if it is an integer dtype, but not if it is a float dtype.
+        Dtype of the stored images. Default: the dtype of the plates. If a different integer dtype is given, intensities
+        are scaled to its range. If a float dtype is given, intensities are not scaled.
     intensity_range
         Range of intensities, ``(low, high)`` or one such pair per channel, that is scaled to the range from the lowest
         to the highest value of the integer dtype. Intensities outside ``intensity_range`` are clipped. Default: the
@@ -538,9 +540,9 @@ def _check_space(path: Path, n_bytes: int) -> None:
 
 
 def _copy_if_chunked(plate: Crops, folder: Path, stack: ExitStack) -> Crops:
-    """Copy the images of a plate to a temporary file if they are slow to read row by row.
+    """Copy the images of a plate to a temporary file without chunks, if they are stored in chunks of several rows.
 
-    This is the case if the images are stored in chunks of several rows. The temporary file has no chunks.
+    From such chunks, reading one row takes as long as reading the whole chunk.
 
     Parameters
     ----------
@@ -577,7 +579,7 @@ def _copy_if_chunked(plate: Crops, folder: Path, stack: ExitStack) -> Crops:
 
 @dataclass(frozen=True, eq=False)
 class ScreenPlan:
-    """Plan for writing a screen: the cell of a plate that each row is read from, and the conversion of images.
+    """Plan for writing a screen, which states the cell that each row is read from and the conversion of images.
 
     Attributes
     ----------
@@ -606,7 +608,7 @@ class ScreenPlan:
     _turn: Lock = field(default_factory=Lock)
 
     def images(self, rows: slice) -> np.ndarray:
-        """Read the images for some rows of the screen from their plates, and convert them to the form of the screen.
+        """Read the images for some rows of the screen from their plates, and convert them to its size and dtype.
 
         Several threads can call this method at once.
 
@@ -636,8 +638,8 @@ class ScreenPlan:
                 with nullcontext() if getattr(plate.images, "concurrent", False) else self._turn:
                     raw = plate.images.read(order[part] - first)
                 check_finite(raw, plate, order[part] - first)
-                # no warning of numpy is needed if a pixel is too large for float16 and becomes infinite, since the next
-                # check raises an error
+                # a pixel that is too large for float16 becomes infinite; suppress numpy's warning, since the next check
+                # raises an error
                 with np.errstate(over="ignore"):
                     images[part] = self._converted(raw)
                 check_finite(images[part], plate, order[part] - first)
@@ -647,7 +649,8 @@ class ScreenPlan:
     def _converted(self, images: np.ndarray) -> np.ndarray:
         """Resize images, scale their intensities, and cast them to the dtype of the screen.
 
-        Each of these steps is omitted if the plan does not require it.
+        Images are resized only if ``image_size`` is given, and intensities are scaled only if ``intensity_range`` is
+        given.
         """
         if self.image_size not in (None, images.shape[2:]):
             from scbd.data._loading import resize_to
@@ -685,8 +688,9 @@ def _sort_and_shuffle(
 
     Returns
     -------
-    Table of the cells of all plates in the new order, and for each row of this table the number of its cell, where
-    cells are numbered consecutively over all plates (attribute ``order`` of :class:`ScreenPlan`).
+    - Table of the cells of all plates in the new order.
+    - Number of the cell in each row of this table, integers ``(N,)``. Cells are numbered consecutively over all plates
+      (attribute ``order`` of :class:`ScreenPlan`).
     """
     # convert the columns of all plates together, since a column may hold text on one plate and numbers on another
     obs = pd.concat([plate.obs for plate in plates]) if len(plates) > 1 else plates[0].obs
@@ -721,9 +725,10 @@ def _unique_names(plates: Sequence[Crops]) -> pd.Index:
 
 
 def _add_source_column(obs: pd.DataFrame, plates: Sequence[Crops]) -> pd.DataFrame:
-    """Add a column ``source`` to the table of the cells of all plates: the name of the file that each cell comes from.
+    """Add a column ``source`` with the name of the file of each cell to the table of the cells of all plates.
 
-    Cells of a plate that already has this column keep their values. The table of a single plate is returned unmodified.
+    Cells of a plate that already has a column ``source`` keep their values of this column. The table of a single plate
+    is returned unmodified.
 
     Parameters
     ----------

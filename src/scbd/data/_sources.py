@@ -131,7 +131,7 @@ class InputKind(NamedTuple):
     Its third argument is the name of the array, for the error message.
     """
     to_memory: str
-    """Advice that ends the error message for an object that is no numpy array: how to obtain a numpy array from it."""
+    """Advice on obtaining a numpy array, which ends the error message for an object that is not a numpy array."""
 
 
 IMAGES = InputKind(check_images, "load it into a numpy array, or open the file with scbd.data.open_screen")
@@ -364,9 +364,9 @@ class ColumnSource:
 
 
 def select_columns(source: ImageSource, columns: Sequence[int]) -> ImageSource:
-    """Return a source that reads only the given columns of features, or channels of images, of another source.
+    """Return a source that reads only the given columns of features, or channels of images, of ``source``.
 
-    If the given columns are all columns of the other source in their order, that source itself is returned.
+    If all columns or channels are given in their original order, ``source`` itself is returned.
     """
     return source if list(columns) == list(range(source.shape[1])) else ColumnSource(source, columns)
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-# accepted values of a column that states the part (training, validation or test) of each cell, in lower case, and the
-# name of the part that each value stands for
+# Values, in lower case, by which a column may state the part of the split (training, validation or test) that each cell
+# belongs to. Each value is mapped to the name of the part.
 _PART_OF_VALUE = {
     "train": "train",
     "training": "train",
@@ -99,7 +99,7 @@ class Split:
         values
             Label of each cell of the data set, such as its perturbation or environment, ``(N,)``.
         part
-            Cells to test: ``"test"`` or ``"validation"``.
+            Cells for which the mask is returned: ``"test"`` or ``"validation"`` cells.
 
         Returns
         -------
@@ -198,7 +198,8 @@ def split_by_column(obs: pd.DataFrame, column: str) -> Split:
             "are 'train', 'validation' and 'test'; cells that are meant to be excluded have no value."
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
-    # the array of parts has a 0 (no part) as its last entry, which the code -1 of cells without a value selects
+    # The last entry of the array of parts is 0, which means no part. Cells without a value have the code -1, which
+    # selects this last entry.
     number = {"train": 1, "validation": 2, "test": 3}
     part = np.array([*(number.get(name or "", 0) for name in names), 0], dtype=np.int8)[codes]
     del codes
@@ -255,8 +256,8 @@ def stratified_split(
     # number the strata from 0, in the order in which they first occur among the shuffled cells
     stratum = pd.factorize(stratum)[0].astype(np.int32, copy=False)
     sizes = np.bincount(stratum)
-    # Systematic sampling: the cells of a stratum are placed on the interval [0, 1) at equal distances, with a random
-    # position of the first. The part of a cell depends on its position.
+    # Systematic sampling: the cells of a stratum are placed on the interval [0, 1) at equal distances, and the first
+    # cell is placed at random. The position of a cell on the interval determines its part.
     position = _rank_within_group(stratum, sizes)
     position += rng.random(len(sizes))[stratum]
     position /= sizes[stratum]
@@ -353,8 +354,8 @@ def hold_out_perturbations(
         Perturbations for testing. Default: drawn at random.
     share, validation_share
         Fractions of perturbations to draw for testing and for validation, relative to all perturbations that are not in
-        ``keep``. At least one perturbation is drawn for each of the two sets, unless its fraction is 0. ``share`` has
-        no effect if ``held_out`` is given.
+        ``keep``. At least one perturbation is drawn for testing, and one for validation, unless ``share`` or
+        ``validation_share`` is 0. ``share`` has no effect if ``held_out`` is given.
     keep
         One or several perturbations that are always used for training, such as the control.
     environments
@@ -440,7 +441,7 @@ def draw_matched_training_rows(split: Split, labels: np.ndarray, seed: int = 0) 
 
 
 def _combination_codes(strata: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the code of the combination of labels that each cell has, int32 ``(N,)``.
+    """Return an integer code for the combination of labels of each cell, int32 ``(N,)``.
 
     Parameters
     ----------

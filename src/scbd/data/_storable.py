@@ -116,13 +116,15 @@ def _storable_column(values: pd.Series, where: str) -> pd.Series:
         return values
     if isinstance(values.array, (pd.arrays.IntegerArray, pd.arrays.BooleanArray)):
         return values
-    # numbers and truth values in types of pandas that AnnData cannot write: Arrow, sparse, or floats with a mask
+    # convert numbers and truth values in types of pandas that AnnData cannot write (Arrow, sparse, or floats with a
+    # mask)
     if is_numeric_dtype(values) or is_bool_dtype(values):
         kind = "boolean" if is_bool_dtype(values) else "Int64" if is_integer_dtype(values) else None
         plain = values.astype(kind) if kind else pd.Series(values.to_numpy(np.float64, na_value=np.nan), values.index)
         return cast("pd.Series", plain)
     values = values.astype(object) if isinstance(values.dtype, pd.StringDtype) else values
-    if values.dtype != object:  # dates and intervals: their categories keep the order of time or of numbers
+    # dates and intervals are first made categories, which are in the order of time or of numbers
+    if values.dtype != object:
         return _categories_as_text(values.astype("category"), where)
     kind = infer_dtype(values, skipna=True)
     if kind == "string" and not values.hasnans:
@@ -165,7 +167,7 @@ def _categories_as_text(labels: pd.Series, where: str) -> pd.Series:
 
 
 def _text(value: Any) -> str:
-    """Return the text of a value of a column, which is the same as in perturbation and environment labels."""
+    """Convert a value of a column to the same text that it has in perturbation and environment labels."""
     # str() of a list of numpy numbers would include their types, as in [np.int64(1)]
     if isinstance(value, list):
         return f"[{', '.join(map(_text, value))}]"

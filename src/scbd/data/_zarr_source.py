@@ -1,4 +1,4 @@
-"""Fast reading of images and features from Zarr arrays: the bytes of single chunks are read directly from the files.
+"""Fast reading of images and features from Zarr arrays, by direct access to the bytes of single chunks in files.
 
 Zarr divides an array into chunks, which are compressed one by one. Several chunks can be stored in one file, which is
 called a shard.
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
     import zarr
 
-# Sizes, in bytes, of two parts of the index at the end of a Zarr shard (a file with several chunks): the index entry of
-# one chunk, which holds the offset and the length of the chunk in the file, and the checksum after the last entry.
+# A Zarr shard, that is, a file with several chunks, ends with an index. _INDEX_ENTRY_BYTES: size of the index entry of
+# one chunk, which holds the offset and the length of the chunk in the file. _CHECKSUM_BYTES: size of the checksum after
+# the last index entry.
 _INDEX_ENTRY_BYTES, _CHECKSUM_BYTES = 16, 4
-# value in place of the offset, in the index of a shard, which states that the chunk is not stored
+# offset that the index of a shard holds for a chunk that is not stored
 _ABSENT_CHUNK_OFFSET = np.uint64(2**64 - 1)
-# Maximum number of bytes between two requested chunks of a file at which both are read with one system call. The bytes
-# between them are read as well, and are discarded.
+# Maximum number of bytes between two requested chunks of a file for which both chunks are read with one system call.
+# The bytes between the chunks are then read as well, and are discarded.
 _MAX_GAP_BYTES = 2**16
 
 
@@ -43,8 +44,8 @@ class ZarrSource:
 
     Otherwise, the array is read with the zarr package.
 
-    Checksums of compressed rows are verified whenever these rows are read. If rows are not compressed and each is a
-    chunk of its own, verification would take longer than reading. Their checksums are verified only by
+    Checksums of compressed rows are verified whenever the rows are read. If rows are not compressed and each row is a
+    chunk of its own, verification would take longer than reading. Checksums of such rows are verified only by
     :func:`verify_screen`.
 
     Parameters
@@ -147,7 +148,7 @@ class ZarrSource:
         rows
             Row numbers in the whole array, in ascending order.
         places
-            Position in ``out`` for each of these rows.
+            Position in ``out`` to which each requested row is written.
         out
             Array to write the rows to.
         """
@@ -246,7 +247,7 @@ class ZarrSource:
                     out[places[start:stop]] = chunk[rows[start:stop] % self.chunk_rows]
 
     def _read_index(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Read where each chunk lies in a shard, that is, in a file with one or several chunks.
+        """Read the position and length of each chunk in a shard, that is, in a file with one or several chunks.
 
         Parameters
         ----------
@@ -255,7 +256,7 @@ class ZarrSource:
 
         Returns
         -------
-        Offsets and lengths of its chunks in bytes, two arrays int64 ``(chunks_per_shard,)``. The length is 0 if a chunk
+        Offsets and lengths of the chunks in bytes, two arrays int64 ``(chunks_per_shard,)``. The length is 0 if a chunk
         is not stored because all its numbers equal the fill value of the array.
         """
         n, key = self._chunks_per_shard, self._key(number)

@@ -110,9 +110,9 @@ def colored_mnist(
         Folder with the four official MNIST files, ``*-ubyte.gz``. By default these files are downloaded once (11 MB,
         with verified checksums) into the user's cache.
     n_train, n_test
-        Number of digits drawn at random from the 60,000 official training digits, which are then split 80/20 into
-        training and validation, and from the 10,000 official test digits, which become white. By default all digits are
-        used.
+        Numbers of digits drawn at random. ``n_train`` digits are drawn from the 60,000 official training digits, and
+        are then split 80/20 into training and validation digits. ``n_test`` digits are drawn from the 10,000 official
+        test digits, and become white. By default all digits are used.
     colored
         Whether training digits are coloured. With `False`, training digits are white, too, and the environment has no
         effect. A model trained on white digits shows the best possible result on the white test digits (an oracle).
@@ -276,7 +276,7 @@ def _draw_environments(split: np.ndarray, seed: int, n: int = 2, imbalance: floa
         Coefficient of variation of the expected numbers of digits per environment. With 0, environments are equally
         large.
     """
-    # a random stream of its own, so that the environments do not depend on the random split
+    # use a separate random generator, so that the environments do not depend on the random split
     rng = np.random.default_rng([seed, 1])
     if imbalance:
         weight = rng.gamma(imbalance**-2, size=n)
@@ -351,11 +351,12 @@ def colorize(grey: np.ndarray, digits: np.ndarray, environments: np.ndarray) -> 
 def environment_colours(n: int, seed: int) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Return the names, hues and palenesses of ``n`` training environments.
 
-    The hue of an environment is an RGB colour; hues are ``(n, 3)``. Its paleness, from 0 (pure hue) to 1 (white), is
-    given for each of the ten digits; palenesses are ``(n, 10)``.
+    Hues are RGB colours, one per environment, ``(n, 3)``. Palenesses range from 0 (pure hue) to 1 (white), and are
+    given for each environment and each of the ten digits, ``(n, 10)``.
     """
     pale = np.arange(10) / 10
-    # the hues of two environments are red and green, as in the paper, which differ by a third of the colour circle
+    # With two environments, the hues are red and green, as in the paper. Red and green differ by a third of the colour
+    # circle.
     hues = np.array([colorsys.hsv_to_rgb(k / max(n, 3), 1.0, 1.0) for k in range(n)])
     rng = np.random.default_rng([seed, 2])
     shades = np.stack([pale, pale[::-1], *(rng.permutation(pale) for _ in range(n - 2))])
@@ -371,7 +372,9 @@ def paint(
     *,
     rounded: bool = True,
 ) -> np.ndarray:
-    """Paint grey digits in the hue of their environment, with the paleness of the digit; environment -1 is white.
+    """Paint grey digits in the hue of their environment, with the paleness of the digit.
+
+    Digits with the environment code -1 are painted white.
 
     Returns
     -------
@@ -384,7 +387,7 @@ def paint(
     return np.rint(255 * grey * color).astype(np.uint8) if rounded else grey * color
 
 
-# fraction of the 60,000 official training digits that is used for training; the rest is used for validation
+# Fraction of the 60,000 official training digits that is used for training. The rest is used for validation.
 TRAIN_FRACTION = 0.8
 
 

@@ -17,13 +17,15 @@ import pandas as pd
 from scbd._shared.files import check_file
 from scbd.datasets._download import download_cached
 
-# accepted names of the column of genes in a table, compared in lower case and without characters other than letters
+# Accepted names of the column of genes in a table. Names are compared in lower case and without characters other than
+# letters.
 _GENES = ("gene", "genes", "genename", "genesymbol", "symbol", "hgncsymbol", "target")
-# names of a column of gene sets; a table with such a column does not contain pairs of genes
+# Names of a column of gene sets. A table with such a column holds sets of genes and not pairs of genes.
 _SETS = ("group", "complex", "complexname", "set", "geneset", "pathway", "pathwayname")
 # accepted names of the column of gene sets in a table with one gene and its set per line
 _GROUPS = (*_SETS, "term", "source", "cluster")
-# maximum fraction of the sets in a list that may have exactly the same genes as another set
+# Maximum fraction of the sets in a file that may have exactly the same genes as another set. With a larger fraction,
+# the file is not accepted as a list of sets.
 _MAX_DUPLICATE_FRACTION = 0.5
 _CORUM = {
     "url": "https://mips.helmholtz-muenchen.de/corum/download/releases/old/allComplexes_v3.0.txt",
@@ -81,8 +83,8 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
         header = [_normalise_column_name(name) for name in file.readline().rstrip("\n").split("\t")]
     if len(header) == 2:
         return gene_sets(path)
-    # column names in release 3.0: ComplexID, ComplexName, Organism, subunits(Gene name); in releases 5.x: complex_id,
-    # …, subunits_gene_name
+    # names of columns in CORUM release 3.0 are ComplexID, ComplexName, Organism and subunits(Gene name); releases 5.x
+    # use complex_id, …, subunits_gene_name
     wanted = {"id": "complexid", "name": "complexname", "organism": "organism", "genes": "subunitsgenename"}
     if not set(wanted.values()) <= set(header):
         msg = f"{path} is no CORUM table: it lacks columns for {', '.join(sorted(set(wanted.values()) - set(header)))}."
@@ -93,7 +95,8 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
         msg = f"{path} has no complex of organism {organism!r}."
         raise ValueError(msg)
     name, genes = table[wanted["name"]], table[wanted["genes"]].str.split(";")
-    # several complexes may have the same name: the identifier is appended to such names to keep the complexes separate
+    # Several complexes may have the same name. To keep them separate, the identifier of the complex is appended to such
+    # a name.
     name = name.where(~name.duplicated(keep=False), name + " [" + table[wanted["id"]] + "]")
     return _finish_network(pd.DataFrame({"source": name, "target": genes}).explode("target"), "sets")
 
@@ -122,9 +125,9 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
     FileNotFoundError
         If the file does not exist.
     ValueError
-        If the file is empty; if, in a list, a line does not consist of a name and genes, several lines have the same
-        name, or more than half of the lines have the same genes as another line; or if a table does not have exactly
-        one column of genes and one column of sets.
+        If the file is empty. If a line of a list does not consist of a name and genes, several lines have the same
+        name, or more than half of the lines have the same genes as another line. If a table does not have exactly one
+        column of genes and one column of sets.
 
     Examples
     --------
@@ -220,7 +223,8 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     if any(_normalise_column_name(name) in _SETS for name in table.columns[:2]):
         msg = f"{path} is a table of {table.columns[0]} and {table.columns[1]}, not of pairs: read it with gene_sets."
         raise ValueError(msg)
-    # both entries of the first line occur as genes in other lines: the first line is a pair of genes, not column names
+    # if both entries of the first line also occur as genes in other lines, the first line is a pair of genes and not
+    # column names
     if set(table.columns[:2]) <= {*table.iloc[:, 0], *table.iloc[:, 1]}:
         table = pd.read_csv(path, dtype=str, keep_default_na=False, header=None)
     first, second = table.iloc[:, 0].str.strip(), table.iloc[:, 1].str.strip()

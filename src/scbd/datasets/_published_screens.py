@@ -113,8 +113,8 @@ def funk22(
     if path.suffix in (".h5ad", ".zarr"):
         return _read_screen(path, n_cells, genes, seed, guides=guides)
     with open_lmdb(path) as database, database.begin() as transaction:
-        # memory is checked before keys are read, which takes minutes. If only some genes are selected, the number of
-        # their cells is known only after all keys have been read.
+        # Check the memory before the keys are read, since reading all keys takes minutes. If only some genes are
+        # selected, the number of their cells is known only after all keys have been read.
         if genes is None:
             n = transaction.stat()["entries"]
             _check_memory(path, min(n, n if n_cells is None else n_cells), _MIN_CROP_BYTES)

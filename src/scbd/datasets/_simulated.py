@@ -25,9 +25,9 @@ POSITION_EFFECTS = ("down", "across", "edge")
 def add_layout(wells: pd.DataFrame, shape: tuple[int, int]) -> pd.DataFrame:
     """Add the columns ``down``, ``across`` and ``edge`` to a table of wells with ``row`` and ``column`` (from 0).
 
-    The new columns are the row, the column and whether the well is at the edge of a plate with ``shape`` (rows,
-    columns), each standardised to mean 0 and variance 1 over the wells. A constant column becomes 0. The table is
-    changed in place and returned.
+    The new columns hold the row of the well, its column, and whether the well is at the edge of a plate with ``shape``
+    (rows, columns). Each new column is standardised to mean 0 and variance 1 over the wells; a constant column becomes
+    0. The table is changed in place and returned.
     """
     row, column = wells["row"], wells["column"]
     edge = np.minimum.reduce([row, column, shape[0] - 1 - row, shape[1] - 1 - column]) == 0
@@ -102,8 +102,9 @@ def draw_ideal_images(
     return np.stack([damage, actin, dna, tubulin], axis=1)
 
 
-# first value: maximum number of neighbours of a cell; second and third value: smallest and largest distance of a
-# neighbour from the centre of the cell's image, in units of half a side of the image
+# _MAX_NEIGHBOURS: maximum number of neighbouring cells in the image of a cell.
+# _MIN_DISTANCE and _MAX_DISTANCE: smallest and largest distance of a neighbouring cell from the centre of the image, in
+# units of half a side of the image.
 _MAX_NEIGHBOURS, _MIN_DISTANCE, _MAX_DISTANCE = 6, 1.1, 1.7
 
 
@@ -340,8 +341,8 @@ def draw_phenotypes(
     """
     sd = np.array(list(PHENOTYPES.values()))
     of_complex = rng.normal(size=(n_complexes, len(sd)))
-    # effects of all complexes are first scaled to the same size, in different directions; the strength of each complex
-    # is applied below
+    # Scale the effects of all complexes to the same size, in different directions. The strength of each complex is
+    # applied below.
     of_complex *= 2 * np.sqrt(len(sd)) / np.linalg.norm(of_complex, axis=1, keepdims=True)
     of_gene = np.repeat(of_complex, genes_per_complex, axis=0)
     of_gene = sizes["effect_size"] * sd * (of_gene + 0.3 * rng.normal(size=of_gene.shape))
@@ -398,7 +399,8 @@ def assign_wells(
     Parameters
     ----------
     rng, more
-        Random generators. Only the choice of wells on plate maps uses ``more``.
+        Random generators. ``more`` assigns genes to plate maps, and draws wells on the plates of these maps. ``rng`` is
+        used for all other draws.
     genes
         Gene of each cell; the last category is that of the controls.
     density
@@ -641,7 +643,7 @@ def simulated_screen(
     >>> best - pixels > 0.02  # the ground truth is better than the pixels
     True
     """
-    # values of all arguments by name, because no other local variable exists at this point
+    # locals() holds the values of all arguments by name, because no other local variable exists at this point
     arguments = locals()
     from anndata import AnnData
 

@@ -1,6 +1,6 @@
 """Simulation of the features of wells on plates, with known effects of perturbations and of plates.
 
-The best embedding of these features, which shows the perturbations most clearly, is known.
+The best embedding of the features, which shows the effects of perturbations most clearly, is known.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 # number of rows and number of columns of the plates that can be simulated, from small to large plates
 _PLATES = [PLATE_SHAPES[n] for n in (96, 384, 1536)]
-# first value: number of directions in feature space along which perturbations differ; second value: number of
-# directions along which plates and wells differ
+# _N_PERTURBATION_DIRECTIONS: number of directions in feature space along which perturbations differ.
+# _N_PLATE_DIRECTIONS: number of directions in feature space along which plates and wells differ.
 _N_PERTURBATION_DIRECTIONS, _N_PLATE_DIRECTIONS = 16, 8
 # fraction of the variance of the effects of genes (perturbations) that is common to all genes of a complex
 _COMPLEX_VARIANCE_FRACTION = 0.8
@@ -139,8 +139,8 @@ def simulated_profiles(
     complexes = np.arange(n_perturbations) // genes_per_complex
     does = rng.permutation(complexes[-1] + 1)[complexes] < round(active * (complexes[-1] + 1))
 
-    # directions in feature space along which perturbations, plates and positions have effects; new perturbations and
-    # plates would differ along the same directions
+    # Draw the directions in feature space along which perturbations, plates and positions have effects. New
+    # perturbations and plates would differ along the same directions.
     phenotype, stain = (_draw_directions(rng, n, n_features) for n in (_N_PERTURBATION_DIRECTIONS, _N_PLATE_DIRECTIONS))
     layout = _draw_directions(rng, len(POSITION_EFFECTS), n_features)
     cell = _draw_cell_covariance_root(rng, n_features)

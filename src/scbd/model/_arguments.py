@@ -127,6 +127,7 @@ REPLACEMENTS: dict[str, dict[str, str]] = {
             ("gene_likelihood", "dispersion", "latent_distribution"),
             "leave it out. Cells are embedded by contrast, not by a likelihood of counts.",
         ),
+        "positives": "leave it out. All cells of the same perturbation are positives.",
         "dropout_rate": "leave it out. Training images are augmented, and weight_decay is an argument of train.",
     },
 }

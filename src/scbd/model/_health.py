@@ -79,7 +79,7 @@ def measure_health(
         h = module.content.project(r_c).cpu()
         z_c, of_sets = on_sphere(h), h if module.set_size > 1 else None
         matched = module.matched(z_c, labels, of_sets)
-        supervised = module.supervised(z_c, labels, environments, of_sets)
+        supervised = module.supervised(z_c, labels, of_sets)
         seen = invariance_statistic([z_c], module.side_by_side(environments), labels)
     health = {
         "supervised_c": float(supervised.shown),

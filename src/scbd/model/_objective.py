@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 StyleTarget = Literal["e", "ye"]
 Invariance = Literal["variance", InvarianceReduction]
-Positives = Literal["all", "other_environments"]
 
 
 # weight of the supervised loss of single cells if it is added to the supervised loss of sets of cells, which has weight
@@ -75,12 +74,9 @@ class SupervisedLosses(NamedTuple):
     """Supervised losses of z_c for a batch of cells. All fields are scalars, except ``log_normaliser``."""
 
     loss: Tensor
-    """Loss to minimise, with the label smoothing and the positives that the user has chosen."""
+    """Loss to minimise, with the label smoothing that the user has chosen."""
     shown: Tensor
-    """Loss to log: without label smoothing, and with all cells of the same perturbation as positives.
-
-    It is therefore comparable between runs with different settings.
-    """
+    """Loss to log: without label smoothing, so that it is comparable between runs with different settings."""
     learned: Tensor
     """Normalised supervised information of z_c: 0 for a collapsed embedding, at most 1.
 
@@ -122,9 +118,6 @@ class SCBDModule(EmbeddingModule):
         Number of cells of one perturbation in a set. The projections of the cells are averaged, and the average is
         scaled to unit length. The supervised loss of z_c then compares these averages, and half of the loss of single
         cells is added. With 1, the loss compares single cells only.
-    positives
-        Positives of z_c: ``"all"`` cells of the same perturbation, or those in ``"other_environments"`` only, see
-        :func:`scbd.nn.supervised_contrastive_loss`.
     style_target
         Label by which z_s is clustered: the environment (``"e"``) or the pair of perturbation and environment
         (``"ye"``); `None` for a model without z_s. With several environments per cell, ``"e"`` averages the losses of
@@ -159,7 +152,6 @@ class SCBDModule(EmbeddingModule):
         temperature: float,
         smoothing: float,
         set_size: int = 1,
-        positives: Positives,
         style_target: StyleTarget | None,
         include_self: bool,
         invariance: Invariance,
@@ -171,10 +163,6 @@ class SCBDModule(EmbeddingModule):
         check_temperature(temperature)
         check_smoothing(smoothing)
         check_count("set_size", set_size)
-        check_choice("positives", positives, Positives)
-        if set_size > 1 and positives != "all":
-            msg = f"set_size={set_size}: the cells of a set come from any environment; leave positives out."
-            raise ValueError(msg)
         check_choice("style_target", style_target, {"e": "environment", "ye": "the pair", None: "no z_s"})
         super().__init__(preprocess)
         self.alpha = alpha
@@ -182,7 +170,6 @@ class SCBDModule(EmbeddingModule):
         self.temperature = temperature
         self.smoothing = smoothing
         self.set_size = set_size
-        self.positives = positives
         self.style_target = style_target
         self.include_self = include_self
         self.invariance = invariance
@@ -317,7 +304,7 @@ class SCBDModule(EmbeddingModule):
         embedded = embedded.gathered()
         of_y, of_e = Groups(gather_rows(y)), Groups(gather_rows(e))
         z_c, *z_s = embedded.z
-        supervised = self.supervised(z_c, of_y, of_e, embedded.h)
+        supervised = self.supervised(z_c, of_y, embedded.h)
         loss, parts = supervised.loss, {"supervised_c": supervised.shown, "learned_c": supervised.learned}
         environments = self.side_by_side(of_e)
         for z in z_s:
@@ -388,7 +375,7 @@ class SCBDModule(EmbeddingModule):
         means, labels = y.average_over_sets(h, self.set_size)
         return on_sphere(means), labels
 
-    def supervised(self, z_c: Tensor, y: Groups, e: Groups, h: Tensor | None = None) -> SupervisedLosses:
+    def supervised(self, z_c: Tensor, y: Groups, h: Tensor | None = None) -> SupervisedLosses:
         """Compute the supervised losses of z_c: the loss to minimise, the loss to log and the supervised information.
 
         The losses compare single cells, or averages over sets of several cells of one perturbation. The loss of sets
@@ -398,8 +385,8 @@ class SCBDModule(EmbeddingModule):
         ----------
         z_c
             Embeddings of the cells, ``(B, D)``.
-        y, e
-            Perturbations and environments of the cells.
+        y
+            Perturbations of the cells.
         h
             Projections of the cells, which are averaged over sets, see :meth:`matched`; `None` to compare single cells.
         """
@@ -407,14 +394,12 @@ class SCBDModule(EmbeddingModule):
         if h is not None:
             beside = supervised_contrastive_loss(z_c, y, smoothing=smoothing, **similarity)
             smoothing, (z_c, y) = 0.0, self.matched(z_c, y, h)
-        # the softmax denominators are computed once, and used by all losses of these points with all positives
+        # the softmax denominators are computed once, and used by all losses of these points
         normaliser = log_normaliser(z_c, **similarity)
         similarity |= {"log_normaliser": normaliser}
         loss = of_all = shown = supervised_contrastive_loss(z_c, y, smoothing=smoothing, **similarity)
         if beside is not None:
             loss = loss + _SINGLE_CELL_WEIGHT * beside
-        if self.positives != "all":
-            loss = supervised_contrastive_loss(z_c, y, environments=e, smoothing=smoothing, **self._similarity)
         if smoothing:
             # the logged loss has no label smoothing, since a smoothed loss stays close to that of a collapsed embedding
             # even if z_c distinguishes perturbations

@@ -16,7 +16,6 @@ from scbd.model._decode import DecodeMixin
 from scbd.model._design import environment_column_codes
 from scbd.model._health import advice_on_collapse, means_differ, measure_health
 from scbd.model._objective import Invariance, SCBDModule, StyleTarget
-from scbd.model._training_cells import check_positives_in_other_environments
 from scbd.nn._groups import Groups
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ _PREPARATION: dict[str, Any] = {"intensity": "auto", "standardize": True, "clip"
 # further keyword arguments of SCBDModel for the linear transform of features, with their defaults
 _TRANSFORM: dict[str, Any] = {"whitening": "auto", "whitening_kwargs": None}
 # further keyword arguments of SCBDModel for the torch module (networks and losses), with their defaults
-_MODULE: dict[str, Any] = {"set_size": "auto", "norm": "batch", "positives": "all", "include_self": False}
+_MODULE: dict[str, Any] = {"set_size": "auto", "norm": "batch", "include_self": False}
 
 
 class SCBDModel(DecodeMixin, ImageModel):
@@ -132,11 +131,8 @@ class SCBDModel(DecodeMixin, ImageModel):
         - ``set_size``: number of cells of one perturbation that are averaged into one point before the embedding is
           scaled to unit length. The supervised loss contrasts these points in addition to the single cells, because the
           mean of several cells may show a weak effect that single cells do not show. The default is 4 if there are at
-          least 30 perturbations, the encoder is not ``"linear"`` and ``positives`` is ``"all"``. Otherwise, it is 1,
-          and only single cells are contrasted.
-        - ``positives`` (``"all"``): cells that the supervised loss of z_c attracts to each cell. With ``"all"``, all
-          cells of the same perturbation; with ``"other_environments"``, only the cells of the same perturbation in
-          environments other than that of the cell, see :func:`scbd.nn.supervised_contrastive_loss`.
+          least 30 perturbations and the encoder is not ``"linear"``. Otherwise, it is 1, and only single cells are
+          contrasted.
         - ``include_self`` (`False`): whether the denominator of the contrastive losses includes the similarity of a
           cell to itself. The paper's formula does not include this similarity, but the published code does.
 
@@ -182,6 +178,9 @@ class SCBDModel(DecodeMixin, ImageModel):
         **module_kwargs: Any,
     ) -> None:
         super().__init__(adata, registry)
+        # models saved by earlier versions may name their only kind of positives that remains
+        if module_kwargs.get("positives") == "all":
+            del module_kwargs["positives"]
         self.init_params_ = self._get_init_params(locals())
         further = {**_PREPARATION, **_TRANSFORM, **_MODULE}
         known = [*keyword_names(SCBDModel.__init__), *further]
@@ -196,8 +195,7 @@ class SCBDModel(DecodeMixin, ImageModel):
             n_latent = (preprocess if transform is None else transform).output_shape[0] if encoder == "linear" else 64
         if further["set_size"] == "auto":
             many = len(self._registered(Y_REGISTRY)["categories"]) >= _MIN_PERTURBATIONS_FOR_SETS
-            matches_sets = many and encoder != "linear" and further["positives"] == "all"
-            further["set_size"] = _DEFAULT_SET_SIZE if matches_sets else 1
+            further["set_size"] = _DEFAULT_SET_SIZE if many and encoder != "linear" else 1
         self.module = SCBDModule(
             preprocess,
             encoder=encoder,
@@ -239,19 +237,15 @@ class SCBDModel(DecodeMixin, ImageModel):
         return self.health_
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
-        """Prepare the module for the labels of the training cells before a run.
+        """Give the module the codes of all registered labels before a run.
 
-        If positives must lie in other environments, this method checks that perturbations occur in several
-        environments. It then gives the module the codes of all registered labels, including those that were registered
-        after the model was created.
+        They include labels that were registered after the model was created.
 
         Parameters
         ----------
         y, e
             Codes of perturbation and environment of the training cells, ``(N,)``.
         """
-        if self.module.positives == "other_environments":
-            check_positives_in_other_environments(y, e, self._registered(Y_REGISTRY)["categories"])
         self.module.set_label_codes(environment_column_codes(self.registry_), self._control_codes)
 
     def _after_training(self, data: ImageDataModule) -> None:

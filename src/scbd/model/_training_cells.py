@@ -173,42 +173,6 @@ def warn_if_single_cell_perturbations(y: np.ndarray, names: Sequence[str]) -> No
         logger.warning(message, len(alone), len(codes), have, join_first(np.asarray(names)[alone]))
 
 
-def check_positives_in_other_environments(y: np.ndarray, e: np.ndarray, names: Sequence[str]) -> None:
-    """Check that perturbations have training cells in several environments.
-
-    This is required by ``positives="other_environments"``, where the positives of a cell are the cells of the same
-    perturbation in other environments. A log message names the perturbations whose training cells all lie in one
-    environment.
-
-    Parameters
-    ----------
-    y, e
-        Codes of the perturbations and environments of the training cells, integer ``(N,)``.
-    names
-        Names of the perturbations, in the order of their codes.
-
-    Raises
-    ------
-    ValueError
-        If the training cells of each perturbation lie in a single environment, so that no cell has a positive.
-    """
-    codes, n_environments = np.unique(np.unique(np.stack([y, e], 1), axis=0)[:, 0], return_counts=True)
-    alone = codes[n_environments == 1]
-    if len(alone) == len(codes):
-        msg = (
-            "positives='other_environments': the training cells of each perturbation lie in one environment. Use "
-            "positives='all', or a coarser e_key."
-        )
-        raise ValueError(msg)
-    if len(alone):
-        message = (
-            "%d of %d perturbations %s training cells in one environment only (%s), and therefore no partners to learn "
-            "from with positives='other_environments'."
-        )
-        have = inflect(len(alone), "has", "have")
-        logger.warning(message, len(alone), len(codes), have, join_first(np.asarray(names)[alone]))
-
-
 def cell_digests(source: ImageSource, labels: pd.DataFrame) -> dict[str, str]:
     """Return two digests (hashes) of cells: of their images or features, and of their labels.
 

@@ -9,10 +9,9 @@ similarities :math:`z_i \cdot z_j / \tau`:
 .. math:: \log P_{ij} = z_i \cdot z_j / \tau - \log \sum_{a} \exp(z_i \cdot z_a / \tau).
 
 The supervised loss compares cells with the same perturbation label, the invariance loss cells with the same environment
-label. Except for one form of the invariance loss (``reduction="mass"``), they need only the *sum* of :math:`\log
-P_{ij}` over the partners :math:`j` that have the label :math:`u_i` of the anchor. This sum is computed from the sum of
-the embeddings of each label, :math:`S_u = \sum_{j: u_j = u} z_j`, by the product :math:`z_i \cdot S_{u_i}`. Masks and a
-second softmax are therefore not needed.
+label. They need only the *sum* of :math:`\log P_{ij}` over the partners :math:`j` that have the label :math:`u_i` of
+the anchor. This sum is computed from the sum of the embeddings of each label, :math:`S_u = \sum_{j: u_j = u} z_j`, by
+the product :math:`z_i \cdot S_{u_i}`. Masks and a second softmax are therefore not needed.
 
 The only computation whose time is quadratic in the batch size B is the log-sum-exp over the Gram matrix, which holds
 the similarities of all pairs of cells. The Gram matrix is computed tile by tile with O(B·D) memory, D being the
@@ -43,12 +42,10 @@ from scbd._shared.checks import check_choice
 from scbd.nn._groups import Groups
 from scbd.nn._log_sum_exp import MIN_TEMPERATURE, log_sum_exp
 
-InvarianceReduction = Literal["listing", "formula", "mean", "mass"]
+InvarianceReduction = Literal["listing", "formula"]
 
 
-def log_normaliser(
-    z: Tensor, *, temperature: float = 0.1, include_self: bool = True, without: Tensor | Groups | None = None
-) -> Tensor:
+def log_normaliser(z: Tensor, *, temperature: float = 0.1, include_self: bool = True) -> Tensor:
     r"""Compute the logarithm of the normaliser of each anchor's matching probabilities.
 
     For anchor :math:`i` it is :math:`\log \sum_a \exp(z_i \cdot z_a / \tau)`, with the sum over the cells :math:`a` of
@@ -67,9 +64,6 @@ def log_normaliser(
     include_self
         Whether the sum includes the anchor itself (:math:`a = i`). The paper's listing includes it, the paper's formula
         does not.
-    without
-        Integer labels, shape ``(B,)``, or their :class:`Groups`. Cells that have the same label as the anchor, except
-        the anchor itself, are excluded from the anchor's sum. By default no cell is excluded.
 
     Returns
     -------
@@ -87,10 +81,9 @@ def log_normaliser(
     >>> scbd.nn.log_normaliser(z).shape
     torch.Size([8])
     """
-    left_out = None if without is None else Groups.of(without).labels
-    z = validate_embeddings(z, temperature, left_out, "without")
+    z = validate_embeddings(z, temperature)
     with torch.autocast(z.device.type, enabled=False):
-        *_, others = log_sum_exp(z, temperature, left_out)
+        others = log_sum_exp(z, temperature)
         return torch.logaddexp(others, (z * z).sum(1) / temperature) if include_self else others
 
 
@@ -98,7 +91,6 @@ def supervised_contrastive_loss(
     z: Tensor,
     labels: Tensor | Groups,
     *,
-    environments: Tensor | Groups | None = None,
     temperature: float = 0.1,
     smoothing: float = 0.0,
     include_self: bool = True,
@@ -134,20 +126,12 @@ def supervised_contrastive_loss(
     published invariance loss has nearly the same effect as smoothing (see :func:`invariance_loss`). Smoothing does not
     change the loss of a collapsed embedding.
 
-    **Positives from other environments.** If ``environments`` are given, the positives of a cell are the cells with its
-    label in other environments. Cells with the same label *and* the same environment as the anchor are excluded from
-    all sums of the anchor: they are neither attracted nor repelled. Features that are common to the cells of one well
-    then cannot be used to match cells.
-
     Parameters
     ----------
     z
         Embeddings of unit length, shape ``(B, D)``. Half precision is converted to float32.
     labels
         Integer labels, shape ``(B,)``, or their :class:`Groups` if several losses use the same labels.
-    environments
-        Integer environment labels, shape ``(B,)``, or their :class:`Groups`. If given, positives are taken only from
-        other environments. By default positives are taken from all environments.
     temperature
         :math:`\tau`, the scale of the logits.
     include_self
@@ -161,9 +145,7 @@ def supervised_contrastive_loss(
         Which cells are anchors, boolean, ``(B,)``. Cells that are not anchors serve only as partners. By default all
         cells are anchors.
     log_normaliser
-        Result of :func:`log_normaliser` for the same embeddings, temperature and ``include_self``, to save time. If
-        ``environments`` are given, this result must exclude the cells that share the anchor's label and environment
-        (argument ``without`` of :func:`log_normaliser`).
+        Result of :func:`log_normaliser` for the same embeddings, temperature and ``include_self``, to save time.
 
     Returns
     -------
@@ -192,28 +174,21 @@ def supervised_contrastive_loss(
     check_smoothing(smoothing)
     partners = Groups.of(labels)
     z = validate_embeddings(z, temperature, partners.labels, "labels")
-    left_out = None
-    if environments is not None:
-        environments = Groups.of(environments)
-        validate_embeddings(z, temperature, environments.labels, "environments")
-        left_out = partners.cross(environments)
     if log_normaliser is None:
-        log_normaliser = _log_normaliser(z, temperature=temperature, include_self=include_self, without=left_out)
+        log_normaliser = _log_normaliser(z, temperature=temperature, include_self=include_self)
     with torch.autocast(z.device.type, enabled=False):
-        aside, n_aside = (z, 0) if left_out is None else (left_out.sums(z), left_out.n_others)
 
         def unmatched(sums: Tensor, n: Tensor) -> Tensor:
             """Return the mean of -log P over the ``n`` partners of each anchor.
 
-            The ``sums`` of embeddings are given for each anchor. They include the cells that are no partners (the
-            anchor, and with ``environments`` the cells of its label and environment), which are subtracted here.
+            The ``sums`` of embeddings are given for each anchor. They include the anchor, which is subtracted here.
             """
-            return log_normaliser - (z * (sums - aside)).sum(1) / temperature / n.clamp(min=1)
+            return log_normaliser - (z * (sums - z)).sum(1) / temperature / n.clamp(min=1)
 
-        n_positives = partners.n_others - n_aside
+        n_positives = partners.n_others
         per_anchor = unmatched(partners.sums(z), n_positives)
         if smoothing:
-            everyone = torch.full_like(partners.n_others, len(z) - 1) - n_aside
+            everyone = torch.full_like(n_positives, len(z) - 1)
             per_anchor = torch.lerp(per_anchor, unmatched(z.sum(0), everyone), smoothing)
         per_anchor = torch.where(n_positives > 0, per_anchor, 0.0)
     if reduction == "mean":
@@ -239,46 +214,31 @@ def invariance_loss(
     :math:`P_{ij}`, a softmax of the similarities :math:`z_i \cdot z_j / \tau`.
 
     Let :math:`P_e(i)` be the other cells of the anchor's environment (positives) and :math:`N_e(i)` the cells of all
-    other environments (negatives). Let :math:`n_i^+` and :math:`n_i^-` be their numbers, and :math:`B` the batch size.
-    The argument ``reduction`` selects one of four forms of the loss:
+    other environments (negatives), and let :math:`B` be the batch size. The argument ``reduction`` selects one of two
+    forms of the loss:
 
     ``"listing"`` (the published code)
         .. math:: \frac{1}{B} \sum_i \frac{1}{B} \Bigl|\sum_{p \in P_e(i)} \log P_{ip} -
                   \sum_{n \in N_e(i)} \log P_{in}\Bigr|
     ``"formula"`` (the paper's equation, summed over anchors)
         .. math:: \sum_i \Bigl|\sum_{p \in P_e(i)} \log P_{ip} - \sum_{n \in N_e(i)} \log P_{in}\Bigr|
-    ``"mean"`` (means over positives and over negatives)
-        .. math:: \frac{1}{B} \sum_i \Bigl|\tfrac{1}{n_i^+} \sum_{p} \log P_{ip} - \tfrac{1}{n_i^-} \sum_{n}
-                  \log P_{in}\Bigr| = \frac{1}{B} \sum_i |z_i \cdot (\mu_i^+ - \mu_i^-)| / \tau
-    ``"mass"`` (probability of a match compared with the frequency of the environment)
-        .. math:: \frac{1}{B} \sum_i \Bigl|\log \sum_p P_{ip} - \log \sum_n P_{in} - \log \frac{n_i^+}{n_i^-}\Bigr|
 
-    **Which form to choose.** With two environments of equal size, the two sums in ``"listing"`` have equally many
-    terms, and all forms have nearly the same objective. With :math:`E` environments there are about :math:`E-1` times
-    more negatives than positives, so that the two *sums* cannot be equal. The loss ``"listing"`` can then only be
-    reduced by shrinking every :math:`|\log P_{ij}|`. This pulls embeddings of different environments together, whatever
-    their label, and pushes embeddings of the same environment away from each other.
+    **More than two environments.** With two environments of equal size, the two sums have equally many terms. With
+    :math:`E` environments there are about :math:`E-1` times more negatives than positives, so that the two *sums*
+    cannot be equal. The loss can then only be reduced by shrinking every :math:`|\log P_{ij}|`. This pulls embeddings
+    of different environments together, whatever their label, and pushes embeddings of the same environment away from
+    each other. :func:`invariance_statistic` is valid for many and for unbalanced environments.
 
     With many environments, the supervised loss plus :math:`\alpha` times the loss ``"listing"`` is, up to a constant,
     the supervised loss with label smoothing :math:`\varepsilon \approx \alpha / (1 + \alpha)`, plus :math:`2 \alpha /
     E` times the mean log-probability of matches within the anchor's environment.
 
-    The forms ``"mean"`` and ``"mass"`` are valid for many and for unbalanced environments. In both, the normaliser of
-    :math:`P_{ij}` cancels:
-
-    - ``"mean"``: The loss is zero exactly when, for every anchor, the mean embedding of the positives (:math:`\mu_i^+`)
-      and the mean embedding of the negatives (:math:`\mu_i^-`) have the same projection on the anchor. Only means of
-      the similarities enter.
-    - ``"mass"``: The loss is zero when every anchor is matched with its own environment as often as this environment
-      occurs in the batch. All moments of the similarities enter.
-
-    With these two forms, ``include_self`` makes no difference. The four forms differ in scale. A value of ``alpha``,
-    the weight of the invariance loss, that was tuned for one form is therefore not suitable for another form.
+    The two forms differ in scale. A value of ``alpha``, the weight of the invariance loss, that was tuned for one form
+    is therefore not suitable for the other form.
 
     Positives or negatives are missing if the anchor is the only cell of its environment, or if the batch holds a single
-    environment. With ``"mean"`` and ``"mass"``, such an anchor contributes zero. With ``"listing"`` and ``"formula"``,
-    only the sum without terms is zero, as in the published code. The loss of a batch with a single environment is then
-    **not** zero.
+    environment. Only the sum without terms is then zero, as in the published code. The loss of a batch with a single
+    environment is therefore **not** zero.
 
     Parameters
     ----------
@@ -292,10 +252,9 @@ def invariance_loss(
         Whether :math:`\exp(z_i \cdot z_i/\tau)` is part of the normaliser. The paper's listing includes it, the paper's
         formula does not.
     reduction
-        The form of the loss: ``"listing"``, ``"formula"``, ``"mean"`` or ``"mass"``, see above.
+        The form of the loss: ``"listing"`` or ``"formula"``, see above.
     log_normaliser
-        Result of :func:`log_normaliser` for the same embeddings, temperature and ``include_self``, to save time. The
-        forms ``"mean"`` and ``"mass"`` do not use it.
+        Result of :func:`log_normaliser` for the same embeddings, temperature and ``include_self``, to save time.
 
     Returns
     -------
@@ -326,15 +285,6 @@ def invariance_loss(
         of_environment, n_own = neighbours.sums(z), neighbours.n_others
         own, other = of_environment - z, z.sum(0) - of_environment
         n_other = len(z) - 1 - n_own
-        informative = (n_own > 0) & (n_other > 0)
-        if reduction == "mass":
-            inside, outside = log_sum_exp(z, temperature, neighbours.labels)
-            chance = torch.log(n_own.clamp(min=1).to(z.dtype)) - torch.log(n_other.clamp(min=1).to(z.dtype))
-            return torch.where(informative, inside - outside - chance, 0.0).abs().mean()
-        if reduction == "mean":
-            apart = own / n_own.clamp(min=1)[:, None] - other / n_other.clamp(min=1)[:, None]
-            difference = (z * apart).sum(1) / temperature
-            return torch.where(informative, difference.abs(), 0.0).mean()
         if log_normaliser is None:
             log_normaliser = _log_normaliser(z, temperature=temperature, include_self=include_self)
         difference = (z * (own - other)).sum(1) / temperature - (n_own - n_other) * log_normaliser

@@ -31,13 +31,11 @@ _MAX_FLOAT32_INVERSE_TEMPERATURE = 40.0
 MIN_TEMPERATURE = 1 / 350
 
 
-def log_sum_exp(z: Tensor, temperature: float, labels: Tensor | None = None) -> tuple[Tensor, ...]:
+def log_sum_exp(z: Tensor, temperature: float) -> Tensor:
     """Compute, for each cell (the anchor), the log-sum-exp of its similarities to all other cells of the batch.
 
-    The similarity of two cells is ``z_i · z_j / temperature``. If labels are given, cells with the anchor's label and
-    cells with other labels are summed separately.
-
-    Memory is O(B·D), plus a constant amount for exponentials that does not depend on the batch size B.
+    The similarity of two cells is ``z_i · z_j / temperature``. Memory is O(B·D), plus a constant amount for
+    exponentials that does not depend on the batch size B.
 
     Parameters
     ----------
@@ -45,25 +43,22 @@ def log_sum_exp(z: Tensor, temperature: float, labels: Tensor | None = None) -> 
         Embeddings of unit length, float32 or float64 ``(B, D)``.
     temperature
         Temperature by which similarities are divided, at least ``MIN_TEMPERATURE``.
-    labels
-        Integer label of each cell, ``(B,)``. By default, one sum over all other cells is computed.
 
     Returns
     -------
-    Without labels, a tuple of one tensor ``(B,)``. With labels, two tensors ``(B,)``: the log-sum-exp over cells with
-    the anchor's label, and over cells with other labels. A sum without cells gives −inf.
+    The log-sum-exp of each cell, ``(B,)``.
     """
     if z.dtype == torch.float32 and 1 / temperature > _MAX_FLOAT32_INVERSE_TEMPERATURE:
-        return tuple(part.float() for part in _LogSumExp.apply(z.double(), temperature, labels))
-    return _LogSumExp.apply(z, temperature, labels)
+        return _LogSumExp.apply(z.double(), temperature).float()
+    return _LogSumExp.apply(z, temperature)
 
 
 class _LogSumExp(torch.autograd.Function):
     """Log-sum-exp over the tiles of the Gram matrix, with a backward pass that recomputes exponentials."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, temperature: float, labels: Tensor | None) -> tuple[Tensor, ...]:
-        sums = z.new_zeros(1 if labels is None else 2, len(z))
+    def forward(ctx: Any, z: Tensor, temperature: float) -> Tensor:
+        sums = z.new_zeros(len(z))
         kept: list[Tensor] = []
         room = _CACHED_EXPONENTIALS_BYTES if ctx.needs_input_grad[0] else 0
         scaled = z / temperature
@@ -72,20 +67,17 @@ class _LogSumExp(torch.autograd.Function):
             room -= tile.nbytes
             if room >= 0:
                 kept.append(tile)
-            for total, part in zip(sums, _split_by_label(tile, labels, rows, columns), strict=True):
-                total[rows] += part.sum(1)
-                total[columns][new] += part[:, new].sum(0)
-        ctx.save_for_backward(z, sums, labels)
+            sums[rows] += tile.sum(1)
+            sums[columns][new] += tile[:, new].sum(0)
+        ctx.save_for_backward(z, sums)
         ctx.temperature, ctx.kept = temperature, kept
-        return tuple(sums.log())
+        return sums.log()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        z, sums, labels = ctx.saved_tensors
-        # the sum of an anchor without partners is 0; the lower bound avoids a division by 0, and the anchor's gradient
-        # is zero
-        weights = torch.stack(gradients) / sums.clamp(min=torch.finfo(z.dtype).tiny)
+    def backward(ctx: Any, gradient_of_result: Tensor) -> tuple[Tensor, None]:
+        z, sums = ctx.saved_tensors
+        weights = gradient_of_result / sums
         scaled = z / ctx.temperature
         kept = iter(ctx.kept)
         gradient = torch.zeros_like(z)
@@ -93,14 +85,10 @@ class _LogSumExp(torch.autograd.Function):
             tile = next(kept, None)
             if tile is None:
                 tile = _exponentials(scaled, z, rows, columns)
-            terms = [
-                (w[rows, None] + w[columns]).mul_(part)
-                for w, part in zip(weights, _split_by_label(tile, labels, rows, columns), strict=True)
-            ]
-            product = terms[0] if len(terms) == 1 else terms[0].add_(terms[1])
+            product = (weights[rows, None] + weights[columns]).mul_(tile)
             gradient[rows].addmm_(product, scaled[columns])
             gradient[columns][new].addmm_(product[:, new].T, scaled[rows])
-        return gradient, None, None
+        return gradient, None
 
 
 def _tiles(z: Tensor) -> Iterator[tuple[slice, slice, slice]]:
@@ -126,14 +114,3 @@ def _exponentials(scaled: Tensor, z: Tensor, rows: slice, columns: slice) -> Ten
     """
     tile = torch.mm(scaled[rows], z[columns].T).exp_()
     return tile.fill_diagonal_(0) if rows.start == columns.start else tile
-
-
-def _split_by_label(tile: Tensor, labels: Tensor | None, rows: slice, columns: slice) -> tuple[Tensor, ...]:
-    """Return the tile, or with labels two tiles: the pairs of cells with the same label, and the other pairs.
-
-    In each of the two tiles, all other entries are 0.
-    """
-    if labels is None:
-        return (tile,)
-    same = labels[rows, None] == labels[columns]
-    return tile * same, tile * ~same

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SUPERVISED_NAME = "{}_supervised_c"
-# Names in the history of the normalised supervised information, and of the supervised losses in place of which it is
-# drawn. The information can be compared between batch sizes; the losses cannot.
+# Mapping from the name of the normalised supervised information in the history to the name of the supervised loss. If
+# the history has the information, it is drawn in place of the loss, because losses cannot be compared between batch
+# sizes.
 _INFORMATION_NAMES = {"{}_learned_c": _SUPERVISED_NAME, "{}_learned_s": "{}_supervised_s"}
 _INVARIANCE = "{}_invariance_c"
-# Name of a curve that the history contains only if the invariance loss is in standard errors, as with the form
-# "variance". The curve itself is not drawn.
+# Name of a curve that is in the history only if the invariance loss is measured in standard errors, as with the form
+# "variance". This curve serves only to detect the unit of the loss, and is not drawn.
 _IN_STANDARD_ERRORS = "{}_environment_c"
-# range of the invariance loss that is expected by chance, in standard errors; drawn as a shaded band
+# Range of the invariance loss that is expected by chance, in standard errors. It is drawn as a shaded band.
 _CHANCE = (-2, 2)
 # Titles of the panels, by the name of the curves in the history; "{}" stands for "train" or "validation". Panels are
 # drawn in this order.
@@ -41,7 +42,7 @@ _STAGE_STYLES: dict[str, dict[str, Any]] = {
     "train": {"lw": 1, "color": "#56B4E9"},
     "validation": {"marker": "o", "ms": 3, "color": "k"},
 }
-# marker with which a curve is drawn if it has values for a single step only, because a line needs two
+# Marker of a curve that has a value for a single step only. A line cannot be drawn for a single value.
 _POINT = {"marker": "o", "ms": 3}
 # maximum number of characters per line in the title of a panel
 _TITLE_WIDTH = 23

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 # _DARKEST, _BRIGHTEST: percentiles of the pixel values of a channel that are drawn as black and as full brightness
 _DARKEST, _BRIGHTEST = 0.5, 99.5
-# default number of cells that are drawn; six fit the width of a page and are still large enough on a phone
+# Default number of cells that are drawn. Six cells fit the width of a page, and are still large enough on a phone.
 _N_CELLS_SHOWN = 6
-# maximum number of characters per line of the text above an image or to its left
+# Maximum number of characters per line of the text that is written above an image or to the left of an image.
 _TITLE_WIDTH = 12
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _VARIANCE_COLUMNS = ["representation", "key", "factor", "share", "chance", "alone"]
-# In the plot of explained variance, each factor has one line per representation. This is the height of all lines of a
-# factor together, as a fraction of the distance between two factors.
+# Height of all lines of a factor together, as a fraction of the distance between two factors, in the plot of explained
+# variance. In this plot, each factor has one line per embedding.
 _FACTOR_HEIGHT = 0.7
 
 
@@ -123,7 +123,7 @@ def biology_against_batch(
     """
     biology = _default_biology_metric(frame, biology)
     up, across = (_rows_of_metric(frame, metric) for metric in (biology, batch))
-    # Each pair of representation and obsm key is drawn as one small marker.
+    # Each obsm key of a representation, such as the key of one training seed, is drawn as one small marker.
     each = ["representation", "key"]
     both = up[[*each, "value"]].merge(across[[*each, "value"]], on=each, suffixes=("_up", "_across")).dropna()
     if both.empty:
@@ -226,7 +226,7 @@ def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     factors, names = (list(dict.fromkeys(table[column])) for column in ("factor", "representation"))
     lines = [wrap_name(factor, NARROW_WIDTH) for factor in factors]
     if ax is None:
-        # height in inches that the legend needs to the right of the axes
+        # The legend is drawn to the right of the axes, and needs this height in inches.
         beside = 0.5 + names_height([wrap_name(name, NARROW_WIDTH) for name in names])
         ax = _new_axes((6.8, 1 + max(beside, names_height(lines, max(0.4, 0.16 * len(names))))))
     place = {factor: i for i, factor in enumerate(factors)}
@@ -343,7 +343,8 @@ def _new_axes(size: tuple[float, float]) -> Axes:
 def _draw_scores(ax: Axes, rows: pd.DataFrame, order: list[str]) -> None:
     """Draw the scores of several representations on one panel, one line per representation.
 
-    A line holds a dot for each ``obsm`` key of the representation, the mean over keys, and the confidence interval.
+    The line of a representation holds a dot for each of its ``obsm`` keys, the mean over keys, and the confidence
+    interval.
     """
     for place, name in enumerate(order):
         own = rows[rows["representation"] == name]

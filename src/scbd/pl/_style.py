@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Palette of Okabe and Ito, whose colours can be distinguished by colour-blind readers. Grey replaces the yellow of the
-# palette, which is too faint on a white page.
+# Colours of data series: the palette of Okabe and Ito, which colour-blind readers can distinguish. Grey replaces the
+# yellow of this palette, which is too faint on a white page.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "k", "#E69F00", "#56B4E9", "0.5")
 _MARKERS = "os^Dv<>PX*p"
 _LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)))
-# maximum number of data series for which the legend is inside the axes; the legend of more series would cover the data
+# Maximum number of data series for which the legend is drawn inside the axes. The legend of more series would cover the
+# data.
 _MAX_SERIES_INSIDE = 6
-# maximum number of characters per line of a name in narrow plots: those with several axes side by side, or with names
-# on both sides
+# Maximum number of characters per line of a name in narrow plots. Narrow plots have several axes next to each other, or
+# names on both sides.
 NARROW_WIDTH = 16
 
 

@@ -23,18 +23,19 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-# maximum number of labels in a column of obs for which each label has a colour of its own
+# Maximum number of labels in a column of obs for which every label has its own colour.
 _MAX_COLORED_LABELS = 20
-# number of labels that are coloured if a column of obs has more labels than _MAX_COLORED_LABELS
+# Number of labels that are coloured if a column of obs has more than _MAX_COLORED_LABELS labels.
 _N_HIGHLIGHTED = 10
-# Colours of labels if other cells are drawn in grey: those of the common palette without black and grey, followed by
-# wine, indigo, olive and black.
+# Colours of highlighted labels in a UMAP in which all other cells are grey. They are the colours of the common palette
+# without black and grey, followed by wine, indigo, olive and black.
 _HIGHLIGHT_COLORS = (*COLORS[:4], *COLORS[5:7], "#882255", "#332288", "#999933", "k")
 _CONTROL_COLOR, _OTHER_COLOR = "0.5", "0.87"
 # height of a line of the legend, in inches
 _LINE_HEIGHT = 0.14
-# _POINT_AREA: total area of all points, as in scanpy; the area of a point is this value divided by the number of cells.
-# _MAX_POINT_AREA: maximum area of a point, because large points, as of few cells, would cover each other.
+# _POINT_AREA: total area of all points of a UMAP, as in scanpy. The area of one point is this total divided by the
+# number of cells. _MAX_POINT_AREA: maximum area of one point. The points of few cells would otherwise be so large that
+# they cover each other.
 _POINT_AREA, _MAX_POINT_AREA = 120_000, 50
 
 
@@ -236,7 +237,7 @@ def _group_labels(
             place |= dict.fromkeys(merged, len(short))
             short = [*short, wrap_name(merged[0]) if len(merged) == 1 else f"{len(merged)} {title}"]
             colors.append(color)
-    # A cell with a missing label has the code -1, which selects the last entry, also -1.
+    # A cell with a missing label has the code -1. This code selects the last entry of the array, which is also -1.
     codes = np.array([*(place[name] for name in names), -1])[drawn.cat.codes]
     grouped = pd.Series(pd.Categorical.from_codes(codes, short), index=drawn.index)
     return grouped, dict(zip(short, colors, strict=True))
@@ -248,7 +249,7 @@ def _cache_compiled_functions() -> None:
 
     Compiling the functions takes longer than computing a UMAP.
     """
-    # umap-learn warns at import that tensorflow is not installed, which is not needed here
+    # The warnings of umap-learn at its import are hidden, because they are about tensorflow, which is not needed here.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from umap import layouts, umap_
