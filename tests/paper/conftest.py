@@ -1,4 +1,4 @@
-"""The laboratory lies beside the package: where it does not, there is nothing to test."""
+"""Collect these tests only if the folder benchmarks/paper exists in the checkout."""
 
 from pathlib import Path
 

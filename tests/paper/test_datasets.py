@@ -1,4 +1,4 @@
-"""What is held out of tables of profiles, and that nothing of it is learned from."""
+"""Test which rows of profile tables and simulated screens are held out from training."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ def wells(tmp_path):
 
 
 @pytest.mark.parametrize("fold", range(5))
-def test_plates_compounds_and_control_positions_are_held_out(wells, fold):
+def test_cpjump1_fold_holds_out_plates_compounds_and_control_positions(wells, fold):
     obs = cpjump1_fold(wells, fold=fold).obs
     train, control = obs["split"] == "train", obs["Metadata_broad_sample"] == "DMSO"
     held = obs.loc[obs["new_plate"], ["Metadata_Plate", "Metadata_hours"]].drop_duplicates()
-    assert sorted(held["Metadata_hours"]) == [24, 48]  # a plate of each time point
+    assert sorted(held["Metadata_hours"]) == [24, 48]  # one plate per time point
     unseen = set(obs.loc[obs["unseen"], "Metadata_broad_sample"])
-    assert {"BRD-000", "BRD-001"} <= unseen and len(unseen) == 102  # those with two positions, and a hundred
+    assert {"BRD-000", "BRD-001"} <= unseen and len(
+        unseen
+    ) == 102  # the two compounds with two positions, and 100 others
     assert not train[obs["unseen"] | obs["new_plate"]].any()
     known = obs.loc[train & control, "Metadata_Well"].unique()
     assert len(known) == 4 and obs.loc[control, "Metadata_Well"].nunique() == 8
@@ -31,44 +33,44 @@ def test_plates_compounds_and_control_positions_are_held_out(wells, fold):
     assert (obs["known_position"] == (control & obs["Metadata_Well"].isin(known))).all()
 
 
-def test_folds_differ_and_are_the_same_each_time(wells):
+def test_cpjump1_fold_other_fold_differs_other_seed_is_equal(wells):
     one, again, other = (cpjump1_fold(wells, fold=fold, seed=seed).obs for fold, seed in ((0, 0), (0, 1), (1, 0)))
     assert (one["split"] == again["split"]).all() and (one["unseen"] != other["unseen"]).any()
 
 
 @pytest.mark.parametrize("inner", range(3))
-def test_settings_are_chosen_on_what_a_fold_trains_on(wells, inner):
+def test_cpjump1_fold_inner_contains_only_outer_training_wells(wells, inner):
     outer, obs = cpjump1_fold(wells).obs, cpjump1_fold(wells, inner=inner).obs
     assert set(obs.index) == set(outer.index[outer["split"] == "train"])
     assert obs.loc[obs["new_plate"], "Metadata_Plate"].nunique() == 1
     assert 0.2 < obs["unseen"].mean() < 0.4 and (obs["split"] == "train").any()
 
 
-def test_half_of_the_cells_of_each_target_and_replicate_are_new(tmp_path):
+def test_breinig2015_fold_half_of_each_target_and_replicate_is_test(tmp_path):
     breinig2015_table().to_parquet(tmp_path / "cells.parquet")
     obs = breinig2015_fold(tmp_path / "cells.parquet", fold=1).obs
     shares = obs.groupby(["target", "replicate"], observed=True)["split"].agg(lambda part: np.mean(part == "test"))
     assert shares.between(0.45, 0.55).all()
 
 
-def test_a_path_is_asked_for_by_the_name_of_the_data():
+def test_check_path_missing_path_raises_with_dataset_name():
     with pytest.raises(ValueError, match="cpjump1 is not downloaded"):
         DATASETS["cpjump1"].check_path(None)
 
 
-def test_a_third_of_the_genes_and_of_each_gene_s_cells_are_new():
+def test_simulated_screen_fold_holds_out_a_third_of_genes_and_cells():
     screen = {"n_cells": 3000, "n_complexes": 3, "genes_per_complex": 3, "n_wells": 6, "image_size": 16}
     cells = simulated_screen_fold(seed=1, **screen)
     obs, whole = cells.obs, simulated_screen(seed=1, **screen).obs
     assert obs["gene"][obs["unseen"]].nunique() == 3 and not (obs["unseen"] & (obs["gene"] == "nontargeting")).any()
     assert set(obs["split"][obs["unseen"]]) == {"test"} and set(obs["split"]) == {"train", "validation", "test"}
-    # as many new cells of each gene, whether others of it were learned from or not
+    # the share of test cells is the same for genes seen and unseen in training
     shares = (obs[obs["split"] == "test"]["gene"].value_counts() / whole["gene"].value_counts()).dropna()
     assert shares.between(0.28, 0.39).all()
     seen = obs[~obs["unseen"]]
     assert 0.005 < (seen["split"] == "validation").mean() < 0.03
     assert seen["gene"].astype(str).value_counts().to_dict().items() <= whole["gene"].value_counts().to_dict().items()
-    # the same each time, others for another seed
+    # equal seeds give equal splits; another seed gives other unseen genes
     assert simulated_screen_fold(seed=1, **screen).obs.equals(obs)
     again = simulated_screen_fold(seed=2, **screen).obs
     assert set(again["gene"][again["unseen"]]) != set(obs["gene"][obs["unseen"]])

@@ -1,7 +1,8 @@
-"""Experiments of `python benchmarks/paper list`, from files in the official layout to their tables and figures.
+"""Run the experiments of `python benchmarks/paper list`, from files in the official layout to tables and figures.
 
-Each system, each data set and each report is run once; of the others it is enough that they have nothing of their own.
-So are trials: of those that only repeat on other cells what an experiment before does, a few stay, for the report.
+Each system, each data set and each report is run once. An experiment is not run if others cover all of its systems,
+data sets and reports. Trials that repeat the settings of an earlier experiment on other cells are reduced to a few,
+which the report needs.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ pytestmark = [
     pytest.mark.usefixtures("permuted_once"),
 ]
 GENES = ["nontargeting", "AAAS", "NUP107", "NUP133", "H2-K1"]
-# not run here, since all of their trials are of kinds that others run; and so are their reports, or they are made of
-# the rows that lie beside them (test_results.py)
+# not run here: other experiments cover their trials. Their reports are also covered by other experiments, or
+# test_results.py writes them from stored rows.
 ALIKE = {"camelyon17-systems", "camelyon17-ablations", "pacs-systems", "vlcs-systems", "cmnist-alphas", "pacs-alphas"}
 ALIKE |= {"funk22", "screen", "screen-variance", "screen-map", "screen-lengths"}
-# only tables
+# experiments that write tables, but no figures
 UNDRAWN = {"cmnist-variance", "screen-neighbours"}
 UNDRAWN |= {"cpjump1", "cpjump1-settings", "cpjump1-ablations", "breinig2015", "new-plates", "new-plates-cpjump1"}
 UNDRAWN |= {"effect-pictures", "hidden-cmnist", "hidden-screen", "hidden-cpjump1"}
 RUN = [name for name in EXPERIMENTS if name not in ALIKE]
-# trials of an experiment that only repeat what others do
+# maximum number of trials per experiment that repeat the settings of earlier experiments
 REPEATED = 4
 RESULTS = Path(paper.__file__).with_name("results")
 
@@ -135,13 +136,13 @@ FILES = {
     "rxrx1": (rxrx1, "rxrx1_v1.0"),
     "vlcs": (vlcs, "VLCS"),
 }
-# beside the names of the systems
+# texts that the table must contain, in addition to the names of the systems
 TOLD = {f"hidden-{name}": ["known", "inferred", "agreement"] for name in ("cmnist", "screen", "cpjump1")}
 TOLD |= {"effect-pictures": ["mean difference in the well", "hard"]}
 TOLD |= {"counterfactuals": ["with encoders", "colour moved"]}
-# tables, whose experiments name no number of steps
+# profile tables, whose experiments do not set a number of steps
 TABLES = {"breinig2015", "cpjump1", "cpjump1_hidden"}
-# data sets that do not simply give what there is
+# smaller sizes of data sets that accept a size
 SMALLER: dict[str, dict[str, Any]] = {
     "colored_mnist": {"n_train": 200, "n_test": 40},
     "simulated_screen": {"n_cells": 500, "n_wells": 2, "n_plate_maps": 1, "image_size": 16, "n_complexes": 3}
@@ -160,40 +161,43 @@ SMALLER |= {
 }
 
 
-def smaller(trial: Trial) -> Trial:
-    """The same in a few steps of a few cells."""
+def shrink_trial(trial: Trial) -> Trial:
+    """Return the trial with fewer steps and fewer cells."""
 
-    def few(settings: dict[str, Any]) -> dict[str, Any]:
+    def shrink_settings(settings: dict[str, Any]) -> dict[str, Any]:
         changed = {name: max(2, n // 20) for name, n in settings.items() if name in ("max_steps", "pretrain_steps")}
         changed |= {"batch_size": max(16, settings["batch_size"] // 8)} if "batch_size" in settings else {}
-        changed |= {"decoder": few(settings["decoder"])} if "decoder" in settings else {}
+        changed |= {"decoder": shrink_settings(settings["decoder"])} if "decoder" in settings else {}
         return settings | changed
 
     data = {**trial.data, **SMALLER.get(trial.dataset, {})}
-    model = few(dict(trial.model)) | ({"image_size": 32} if "image_size" in trial.model else {})
-    training = few(dict(trial.training)) | ({"max_steps": 5} if trial.dataset in TABLES else {})
+    model = shrink_settings(dict(trial.model)) | ({"image_size": 32} if "image_size" in trial.model else {})
+    training = shrink_settings(dict(trial.training)) | ({"max_steps": 5} if trial.dataset in TABLES else {})
     return replace(trial, data=data, model=model, training=training)
 
 
-def way(trial: Trial) -> str:
-    """Its protocol, its system and everything of its settings that is no number; of a correction, what it is told."""
+def describe_settings(trial: Trial) -> str:
+    """Describe a trial by its protocol, features, inputs of its corrections and non-numeric settings."""
     features, corrections = parts_of(trial.system)
-    told = [CORRECTIONS[name].needs for name in corrections]  # what each does of it: tests/baselines
+    told = [CORRECTIONS[name].needs for name in corrections]  # results of corrections are tested elsewhere
     words = [{k: v for k, v in sorted(d.items()) if not is_number(v)} for d in (trial.model, trial.training)]
     return repr([trial.protocol, features, *told, *words])
 
 
-def kind(trial: Trial) -> str:
-    """The same with its data set."""
-    return trial.dataset + way(trial)
+def describe_data_and_settings(trial: Trial) -> str:
+    """Describe a trial by its data set and its settings."""
+    return trial.dataset + describe_settings(trial)
 
 
-def few_of(name: str) -> list[Trial]:
-    """The last of each kind, a sweep's largest alpha; of those whose way an experiment before has, the first few."""
-    *others, own = (map(smaller, EXPERIMENTS[each].trials("smoke", None)) for each in RUN[: RUN.index(name) + 1])
-    before = {way(trial) for trials in others for trial in trials}
-    trials = {kind(trial): trial for trial in own}.values()
-    repeated = [trial for trial in trials if way(trial) in before]
+def select_trials(name: str) -> list[Trial]:
+    """Return the last trial of each kind: in a sweep, the one with the largest alpha.
+
+    Of trials whose settings occur in an earlier experiment, only the first few are returned.
+    """
+    *others, own = (map(shrink_trial, EXPERIMENTS[each].trials("smoke", None)) for each in RUN[: RUN.index(name) + 1])
+    before = {describe_settings(trial) for trials in others for trial in trials}
+    trials = {describe_data_and_settings(trial): trial for trial in own}.values()
+    repeated = [trial for trial in trials if describe_settings(trial) in before]
     return [trial for trial in trials if trial not in repeated[REPEATED:]]
 
 
@@ -201,23 +205,26 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def test_what_is_not_run_has_nothing_of_its_own():
+def test_experiments_not_run_are_covered_by_experiments_run():
     run, alike = ([EXPERIMENTS[name].trials("smoke", None) for name in names] for names in (RUN, sorted(ALIKE)))
     of_run, of_alike = ([trial for trials in grids for trial in trials] for grids in (run, alike))
     assert {trial.dataset for trial in of_alike} <= {trial.dataset for trial in of_run}
-    assert {way(trial) for trial in of_alike} <= {way(trial) for trial in of_run}
+    assert {describe_settings(trial) for trial in of_alike} <= {describe_settings(trial) for trial in of_run}
     reports = {EXPERIMENTS[name].report for name in RUN}
     assert all(EXPERIMENTS[name].report in reports or (RESULTS / name / "table.md").is_file() for name in ALIKE)
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_from_files_to_table_and_figures(name, tmp_path, monkeypatch):
-    for steps, n in {"_PASSES": 0, "_LEAST_STEPS": 2}.items():  # of a network that reads digits, for each trial anew
+def test_run_trials_each_experiment_writes_table_and_figures(name, tmp_path, monkeypatch):
+    for steps, n in {
+        "_PASSES": 0,
+        "_LEAST_STEPS": 2,
+    }.items():  # shorten the training of the digit reader, which is repeated for each trial
         monkeypatch.setattr(picture_scores, steps, n)
     net = pd.DataFrame({"source": "Nup107-160", "target": ["NUP107", "NUP133"]})
-    for dataset in ("funk22", "funk22_cellprofiler", "funk22_plates"):  # else CORUM, which is downloaded
+    for dataset in ("funk22", "funk22_cellprofiler", "funk22_plates"):  # otherwise CORUM would be downloaded
         monkeypatch.setitem(DATASETS, dataset, replace(DATASETS[dataset], relations=lambda adata: net))
-    trials = few_of(name)
+    trials = select_trials(name)
     make, file = FILES.get(trials[0].dataset, (None, ""))
     path = None if make is None else make(tmp_path / file)
     out = tmp_path / "out"
@@ -227,7 +234,7 @@ def test_from_files_to_table_and_figures(name, tmp_path, monkeypatch):
     assert list(frame["key"]) == [trial.key for trial in trials]
     table = (out / "table.md").read_text()
     for system in {trial.system for trial in trials}:
-        assert f"| {system} |" in table  # what was run, and how long
+        assert f"| {system} |" in table  # settings and duration of the runs
     assert all(told in table for told in TOLD.get(name, []))
     figures = list(out.glob("*.png"))
     assert bool(figures) == (name not in UNDRAWN) and all(map(is_drawn, figures))

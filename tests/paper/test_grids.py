@@ -26,13 +26,13 @@ from paper.reproduce import _FOUND, EXPERIMENTS, as_authors
 from paper.systems import MODEL_SPACE, SYSTEMS, TABLES, is_computed
 
 
-def test_every_experiment_has_its_place():
+def test_experiments_equal_names_in_found():
     assert set(EXPERIMENTS) == set(_FOUND)
 
 
 @pytest.mark.parametrize("budget", get_args(Budget))
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_grid_names_what_there_is_and_nothing_twice(name, budget):
+def test_trials_each_experiment_uses_known_names_and_unique_keys(name, budget):
     trials = EXPERIMENTS[name].trials(budget, None)
     assert len({trial.key for trial in trials}) == len(trials) > 0
     for trial in trials:
@@ -43,13 +43,13 @@ def test_every_grid_names_what_there_is_and_nothing_twice(name, budget):
     assert EXPERIMENTS[name].about.endswith(".")
 
 
-def settings(name: str, budget: Budget = "paper", system: str = "SCBD"):
+def trials_of_system(name: str, budget: Budget = "paper", system: str = "SCBD"):
     return [trial for trial in EXPERIMENTS[name].trials(budget, None) if trial.system == system]
 
 
-def test_the_paper_s_settings():
-    """Appendix A of the paper, see the table of the reading notes."""
-    trials = settings("cmnist")
+def test_trials_paper_budget_equal_settings_of_the_paper():
+    """The settings are those of appendix A of the paper; a table in the reading notes lists them."""
+    trials = trials_of_system("cmnist")
     assert {trial.model["alpha"] for trial in trials} == {0, 64, 128, 192} and len({t.seed for t in trials}) == 10
     for trial in trials:
         assert trial.model["encoder"] == "resnet18" and trial.model["n_latent"] == 128
@@ -57,12 +57,12 @@ def test_the_paper_s_settings():
         assert trial.model["invariance"] == "listing" and trial.model["smoothing"] == 0
         assert trial.training["max_steps"] == 25_000 and trial.training["batch_size"] == 2048
         assert trial.training["lr"] == 1e-4 and trial.training["weight_decay"] == 0.01
-    assert {trial.model["encoder"] for trial in settings("camelyon17")} == {"densenet121"}
-    for trial in settings("funk22"):
+    assert {trial.model["encoder"] for trial in trials_of_system("camelyon17")} == {"densenet121"}
+    for trial in trials_of_system("funk22"):
         assert trial.model["n_latent"] == 64 and trial.model["style_target"] == "e" and trial.model["image_size"] == 64
         assert trial.training["max_steps"] == 150_000 and trial.training["perturbations_per_batch"] == 256
         assert trial.training["train_size"] == 0.83 and trial.training["validation_size"] == 0.02
-    trials = settings("counterfactuals")
+    trials = trials_of_system("counterfactuals")
     assert {trial.training["max_steps"] for trial in trials} == {25_000}
     published = [trial for trial in trials if trial.model["invariance"] == "listing"]
     assert {trial.model["alpha"] for trial in published} == {0, 64, 128, 192}
@@ -73,19 +73,20 @@ def test_the_paper_s_settings():
 
 
 @pytest.mark.parametrize("budget", get_args(Budget))
-def test_counterfactuals_of_the_ivae_are_of_the_one_beside_other_systems(budget):
-    """At one rate; what it is and how it learns is the same."""
-    trials = settings("counterfactuals", budget, "iVAE")
+def test_trials_counterfactuals_ivae_settings_occur_in_cmnist_systems(budget):
+    """Each trial also occurs in `cmnist-systems`, with the same model and training settings."""
+    trials = trials_of_system("counterfactuals", budget, "iVAE")
     assert len({trial.seed for trial in trials}) == len(trials) == (1 if budget == "smoke" else 3)
     beside = [
-        (trial.seed, trial.data, trial.model, trial.training) for trial in settings("cmnist-systems", budget, "iVAE")
+        (trial.seed, trial.data, trial.model, trial.training)
+        for trial in trials_of_system("cmnist-systems", budget, "iVAE")
     ]
     assert all((trial.seed, trial.data, trial.model, trial.training) in beside for trial in trials)
 
 
-def test_the_screen_of_funk_et_al_is_read_where_it_lies_by_every_system_of_the_figure():
+def test_trials_funk22_systems_use_all_cells_and_published_settings():
     trials = EXPERIMENTS["funk22-systems"].trials("paper", None)
-    assert {json.dumps(trial.data) for trial in trials} == {'{"guides": true}'}  # and no number of cells
+    assert {json.dumps(trial.data) for trial in trials} == {'{"guides": true}'}  # all cells are used
     by_system = {trial.system: trial for trial in trials}
     names = {"CellProfiler", "VAE", "iVAE", "mcVAE", "SCBD", "pixel PCA", "random encoder"}
     assert set(by_system) == names and trials[0].system == "CellProfiler"
@@ -100,18 +101,18 @@ def test_the_screen_of_funk_et_al_is_read_where_it_lies_by_every_system_of_the_f
     assert by_system["VAE"].training["batch_size"] == 1024
 
 
-def test_the_small_budget_is_the_one_that_was_asked_for():
-    trials = settings("cmnist", "small")
+def test_trials_small_budget_has_documented_alphas_and_seeds():
+    trials = trials_of_system("cmnist", "small")
     assert sorted({trial.model["alpha"] for trial in trials}) == [0, 1, 3, 10, 30, 64, 128, 192]
     assert len({trial.seed for trial in trials}) == 5 and {t.model["encoder"] for t in trials} == {"small"}
-    assert sorted({trial.model["alpha"] for trial in settings("screen", "small")}) == [0, 1, 8]
-    domains = {trial.data["test_environment"] for trial in settings("pacs", "small")}
+    assert sorted({trial.model["alpha"] for trial in trials_of_system("screen", "small")}) == [0, 1, 8]
+    domains = {trial.data["test_environment"] for trial in trials_of_system("pacs", "small")}
     assert domains == {"art_painting", "cartoon", "photo", "sketch"}
 
 
-def test_our_form_runs_at_the_same_settings_on_digits_and_screens():
+def test_trials_variance_form_same_settings_on_digits_and_screens():
     digits, screen = (
-        next(trial for trial in settings(name, "small") if trial.model["alpha"] == "auto")
+        next(trial for trial in trials_of_system(name, "small") if trial.model["alpha"] == "auto")
         for name in ("cmnist-variance", "screen-variance")
     )
     for name in ("alpha", "smoothing", "invariance", "encoder"):
@@ -119,12 +120,12 @@ def test_our_form_runs_at_the_same_settings_on_digits_and_screens():
     for name in ("batch_size", "lr", "weight_decay", "load_best"):
         assert digits.training[name] == screen.training[name], name
     assert screen.data["well_imbalance"] > 0
-    oracles = settings("cmnist-variance", "small", "oracle")
+    oracles = trials_of_system("cmnist-variance", "small", "oracle")
     assert {trial.data["colored"] for trial in oracles} == {False} and {t.model["alpha"] for t in oracles} == {0}
-    assert len({trial.seed for trial in settings("cmnist-variance", "small")}) == 10
+    assert len({trial.seed for trial in trials_of_system("cmnist-variance", "small")}) == 10
 
 
-def test_ablations_change_one_thing_at_a_time():
+def test_cmnist_ablations_each_trial_changes_one_setting():
     trials = cmnist_ablations("small", 1)
     base = trials[0]
     for trial in trials[1:]:
@@ -134,17 +135,19 @@ def test_ablations_change_one_thing_at_a_time():
     assert {trial.model["style_target"] for trial in trials} == {"ye", "e", None}
 
 
-def test_a_single_block_is_a_curve_over_alpha_with_each_encoder_of_the_paper():
-    """Appendix: ten seeds; of Camelyon17 with ResNet-18 both blocks, too."""
+def test_trials_ablations_include_single_block_for_each_alpha_and_encoder():
+    """Appendix of the paper: ten seeds. On Camelyon17, both blocks are also trained with ResNet-18."""
     for name, encoders in (("cmnist", ["resnet18"]), ("camelyon17", ["densenet121", "resnet18"])):
-        trials = settings(f"{name}-ablations")
+        trials = trials_of_system(f"{name}-ablations")
         assert {t.seed for t in trials} == set(range(10))
-        curves = {(t.model["encoder"], t.model["style_target"], t.model["alpha"]) for t in [*trials, *settings(name)]}
+        curves = {
+            (t.model["encoder"], t.model["style_target"], t.model["alpha"]) for t in [*trials, *trials_of_system(name)]
+        }
         assert set(product(encoders, ("ye", None), (0.0, 64.0, 128.0, 192.0))) <= curves
 
 
-def test_colored_mnist_and_camelyon17_have_the_paper_s_space():
-    """Appendix of the paper, table of the search space; five epochs of Camelyon17 are no epochs of Colored MNIST."""
+def test_systems_grid_cmnist_and_camelyon17_equal_paper_search_space():
+    """Search space of the paper's appendix. Five epochs have other numbers of steps on each data set."""
     sizes = {"ERM": 1, "CORAL": 3, "DANN": 3, "IRM": 4, "Fish": 6, "Group DRO": 1}
     for grid, lengths in ((cmnist_systems, {1500, 30_000, 150_000}), (camelyon17_systems, {47_260})):
         trials = grid("paper", None)
@@ -155,10 +158,10 @@ def test_colored_mnist_and_camelyon17_have_the_paper_s_space():
             assert {trial.training["batch_size"] for trial in mine} == {32}
             assert {trial.training["max_steps"] - trial.model.get("pretrain_steps", 0) for trial in mine} == lengths
             assert {trial.training["weight_decay"] for trial in mine} == {0, 0.001, 0.01}
-        # the paper has one rate of latent-variable models
+        # the paper uses one learning rate for latent-variable models
         (ivae,) = {trial.training["lr"] for trial in trials if trial.system == "iVAE"}
         assert ivae == 1e-4
-        # section 4.1 selects rate and weight decay of SCBD, too
+        # section 4.1 also selects learning rate and weight decay of SCBD
         published = [t for t in trials if t.system == "SCBD" and t.model["invariance"] == "listing"]
         tried = {(t.model["alpha"], t.training["lr"], t.training["weight_decay"]) for t in published}
         assert tried == set(product((0.0, 192.0), (1e-4, 1e-3, 1e-2), (0.0, 0.001, 0.01)))
@@ -174,7 +177,7 @@ def test_colored_mnist_and_camelyon17_have_the_paper_s_space():
 
 
 @pytest.mark.parametrize("grid", [pacs_systems, vlcs_systems])
-def test_domains_have_the_systems_of_their_table(grid):
+def test_systems_grid_pacs_and_vlcs_contain_systems_of_their_table(grid):
     trials = grid("paper", None)
     systems = {"ERM", "CORAL", "DANN", "IRM", "Group DRO", "SCBD", "random encoder", "pixel PCA"}
     assert {trial.system for trial in trials} == systems and {trial.seed for trial in trials} == {0, 1, 2}
@@ -189,19 +192,19 @@ def test_domains_have_the_systems_of_their_table(grid):
 @pytest.mark.parametrize(
     ("sweep", "systems"), [(cmnist, cmnist_systems), (camelyon17, camelyon17_systems), (pacs, pacs_systems)]
 )
-def test_erm_of_a_sweep_is_that_of_the_table(sweep, systems):
-    """At the paper's budget there is one space, and a run answers for both."""
+def test_grid_paper_budget_erm_trials_of_sweep_equal_those_of_systems(sweep, systems):
+    """At the paper's budget the search spaces are equal, so that one run serves both experiments."""
     clouds = [{trial.key for trial in grid("paper", None) if trial.system == "ERM"} for grid in (sweep, systems)]
     assert clouds[0] == clouds[1]
 
 
-def test_small_runs_are_as_many_as_were_run():
+def test_cmnist_systems_small_budget_returns_102_trials():
     systems = {*MODEL_SPACE, "SCBD", "random encoder", "pixel PCA"}
     assert {trial.system for trial in cmnist_systems("small", 1)} == systems
     assert len(cmnist_systems("small", None)) == 102
 
 
-def test_controls_and_erm_go_with_every_sweep():
+def test_cmnist_small_budget_includes_controls_and_erm():
     trials = cmnist("small", None)
     control = [trial for trial in trials if trial.system == "random encoder"]
     assert len(control) == 5 and all(trial.training["lr"] == 0 for trial in control)
@@ -213,7 +216,7 @@ def test_controls_and_erm_go_with_every_sweep():
 
 
 @pytest.mark.parametrize(("longer", "usual"), [(cmnist_lengths, cmnist_systems), (screen_lengths, screen_systems)])
-def test_a_run_of_the_usual_length_is_the_one_of_every_system(longer, usual):
+def test_lengths_grid_shorter_runs_are_shared_with_systems_grid(longer, usual):
     keys = {trial.key for trial in usual("small", None)}
     trials = longer("small", None)
     shared = [trial for trial in trials if trial.key in keys]
@@ -224,7 +227,7 @@ def test_a_run_of_the_usual_length_is_the_one_of_every_system(longer, usual):
     assert {**long.training, "max_steps": short.training["max_steps"]} == dict(short.training)
 
 
-def test_pairs_differ_in_who_meets_whom_alone():
+def test_screen_neighbours_pairs_differ_only_in_neighbours():
     trials = screen_neighbours("small", None)
     assert len(trials) == 10
     for any_cells, stretches in zip(trials[::2], trials[1::2], strict=True):
@@ -233,7 +236,7 @@ def test_pairs_differ_in_who_meets_whom_alone():
         assert not any_cells.training["neighbours"]
 
 
-def test_every_system_is_trained_in_every_split():
+def test_new_plates_each_fold_has_the_same_systems():
     trials = new_plates("small", None)
     assert {trial.data["fold"] for trial in trials} == set(range(5))
     of_one = [trial for trial in trials if trial.data["fold"] == 0]
@@ -244,51 +247,54 @@ def test_every_system_is_trained_in_every_split():
     assert len(new_plates_cpjump1("small", None)) == 10
 
 
-def test_everything_that_is_trained_stands_beside_every_correction_on_the_same_cells():
+def test_screen_rivals_all_systems_and_corrections_share_data():
     trials = screen_rivals("small", None)
     assert len({str(trial.data) for trial in trials}) == 1 and len({trial.seed for trial in trials}) == 3
     systems = {trial.system for trial in trials}
     assert {"ERM", "CORAL", "DANN", "VAE", "iVAE", "mcVAE", "SCBD", "random encoder", "pixel PCA", "obsm"} <= systems
     assert {f"pixel PCA, {c}" for c in ("ComBat", "Harmony", "sphering", "TVN", "WCCN", "LDA", "PLDA")} <= systems
     trained = [trial for trial in trials if trial.system in SYSTEMS]
-    assert {trial.model["standardize_by"] for trial in trained} == {"auto"}  # the same inputs
+    assert {trial.model["standardize_by"] for trial in trained} == {"auto"}  # all systems get the same inputs
     ours = [trial.model["alpha"] for trial in trials if trial.system == "SCBD" and trial.seed == 0]
     assert ours == [0, "auto", 0.05]
     assert trials[0].data["n_plate_maps"] > 1 and trials[0].data["well_imbalance"] > 0
 
 
-def authors(name: str, budget: Budget = "paper"):
+def trials_as_authors(name: str, budget: Budget = "paper"):
     return as_authors(name, EXPERIMENTS[name].trials(budget, 1))
 
 
-def test_25_000_of_their_steps_are_12_500_batches_with_two_validations():
-    trials = [trial for trial in authors("cmnist") if trial.system == "SCBD"]
+def test_as_authors_scbd_steps_are_halved_and_validation_is_added():
+    trials = [trial for trial in trials_as_authors("cmnist") if trial.system == "SCBD"]
     assert {trial.training["max_steps"] for trial in trials} == {12_500}
     assert {trial.training["validate_every"] for trial in trials} == {4992}
     assert all(trial.data == {"protocol": "authors"} and trial.training["load_best"] for trial in trials)
-    assert {trial.training["max_steps"] for trial in authors("funk22") if trial.system == "SCBD"} == {75_000}
+    assert {trial.training["max_steps"] for trial in trials_as_authors("funk22") if trial.system == "SCBD"} == {75_000}
 
 
-def test_what_has_one_optimiser_or_is_never_trained_is_as_long_as_it_was():
+def test_as_authors_other_systems_keys_are_unchanged():
     ours = {trial.system: trial for trial in EXPERIMENTS["camelyon17-systems"].trials("paper", 1)}
-    theirs = {trial.system: trial for trial in authors("camelyon17-systems")}
+    theirs = {trial.system: trial for trial in trials_as_authors("camelyon17-systems")}
     for system in set(ours) - {"SCBD"}:
         assert theirs[system].key == ours[system].key, system
     assert theirs["SCBD"].training["load_best"] and not ours["SCBD"].training["load_best"]
 
 
-def test_their_digits_are_one_data_set():
-    """A part of them is not; an oracle learns from white ones."""
-    assert {trial.data["protocol"] for trial in authors("cmnist", "smoke")} == {"authors"}
-    oracles = [trial.data for trial in authors("cmnist-variance") if trial.system == "oracle"]
+def test_as_authors_uses_one_data_set_and_rejects_varied_data():
+    """All trials use the authors' data set, and the oracle its uncoloured digits.
+
+    Experiments that vary the data, or that use other data, are rejected.
+    """
+    assert {trial.data["protocol"] for trial in trials_as_authors("cmnist", "smoke")} == {"authors"}
+    oracles = [trial.data for trial in trials_as_authors("cmnist-variance") if trial.system == "oracle"]
     assert oracles == [{"colored": False, "protocol": "authors"}]
     with pytest.raises(ValueError, match="cmnist-map varies n_environments"):
-        authors("cmnist-map", "smoke")
+        trials_as_authors("cmnist-map", "smoke")
     with pytest.raises(ValueError, match="cpjump1"):
-        authors("cpjump1")
+        trials_as_authors("cpjump1")
 
 
 @pytest.mark.parametrize("name", ["camelyon17", "pacs-systems", "screen", "screen-systems", "funk22", "cmnist-systems"])
-def test_every_experiment_of_the_paper_has_it(name):
-    trials = authors(name, "small")
+def test_as_authors_each_paper_experiment_returns_unique_trials(name):
+    trials = trials_as_authors(name, "small")
     assert len({trial.key for trial in trials}) == len(trials) > 0

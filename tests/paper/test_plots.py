@@ -15,7 +15,7 @@ def _close():
     plt.close("all")
 
 
-def test_mean_and_deviation_at_each_value():
+def test_sweep_draws_mean_and_deviation_at_each_value():
     frame = pd.DataFrame({"alpha": [10.0, 10.0, 0.0], "out": [0.8, 0.6, 0.3], "in": [1.0, 1.0, 0.9]})
     ax = plots.sweep(frame, "alpha", {"in": "in distribution", "out": "out"}, control={"out": 0.5})
     assert [label.get_text() for label in ax.get_xticklabels()] == ["0", "10"]
@@ -29,7 +29,7 @@ def test_mean_and_deviation_at_each_value():
         plots.sweep(frame, "beta", {"out": "out"})
 
 
-def test_all_scores_are_drawn_and_told_apart():
+def test_sweep_twelve_scores_have_distinct_colours_and_markers():
     frame = pd.DataFrame({"alpha": [0.0, 1.0], **{f"s{i}": [i, i + 1.0] for i in range(12)}})
     ax = plots.sweep(frame, "alpha", {f"s{i}": f"score {i}" for i in range(12)})
     lines = [container[0] for container in ax.containers]
@@ -41,7 +41,7 @@ def test_all_scores_are_drawn_and_told_apart():
     assert len(plots.by_group(groups, "alpha", "s1", "size").containers) == 7
 
 
-def test_values_of_a_setting_may_be_words():
+def test_sweep_text_values_are_tick_labels():
     frame = pd.DataFrame({"style_target": ["ye", "e", "none"], "out": [1.0, 2.0, 3.0]})
     ax = plots.sweep(frame, "style_target", {"out": "out"})
     assert [label.get_text() for label in ax.get_xticklabels()] == ["e", "none", "ye"]
@@ -58,8 +58,8 @@ def test_values_of_a_setting_may_be_words():
         (pd.Categorical(["b", "a"], categories=["c", "b", "a"]), ["a", "b"], [1, 0]),
     ],
 )
-def test_values_of_a_setting_may_be_of_any_kind(values, names, places):
-    """Each stands at its own place, and has its own scores."""
+def test_sweep_and_by_group_mixed_types_are_ordered_ticks(values, names, places):
+    """Each value has its own position on the axis, with its own scores."""
     frame = pd.DataFrame({"setting": values, "out": np.array(places, dtype=float)})
     frame = pd.concat([frame, frame.assign(out=frame["out"] + 1)])
     for ax in (
@@ -72,25 +72,25 @@ def test_values_of_a_setting_may_be_of_any_kind(values, names, places):
 
 
 @pytest.mark.parametrize(("groups", "names"), [([True, False], ["True", "False"]), (["a", None], ["a", "None"])])
-def test_groups_may_be_of_any_kind(groups, names):
+def test_by_group_bool_or_missing_group_is_legend_entry(groups, names):
     frame = pd.DataFrame({"alpha": [1.0, 1.0], "out": [0.1, 0.2], "of": groups})
     ax = plots.by_group(frame, "alpha", "out", "of")
     assert ax.get_legend_handles_labels()[1] == names
     assert [float(container[0].get_ydata()[0]) for container in ax.containers] == [0.1, 0.2]
 
 
-def test_in_against_out():
+def test_in_against_out_title_states_correlation_if_defined():
     frame = pd.DataFrame({"own in": [0.1, 0.2, 0.3], "own out": [0.6, 0.4, 0.2]})
     ax = plots.in_against_out(frame)
     assert ax.get_title() == "correlation -1.00, 3 runs"
     np.testing.assert_allclose(np.asarray(ax.collections[0].get_offsets()), frame.to_numpy())
-    for n in (1, 2):  # of two points every correlation is one
+    for n in (1, 2):  # with two points, every correlation is 1 or -1
         assert plots.in_against_out(frame.head(n)).get_title() == ""
-    for column in frame:  # nor is there one where nothing varies
+    for column in frame:  # without variation there is no correlation
         assert plots.in_against_out(frame.assign(**{column: 0.5})).get_title() == ""
 
 
-def test_one_line_a_group_without_gaps():
+def test_by_group_draws_one_line_per_group_over_missing_values():
     rows = [("a", 0.0, 0.1), ("a", 1.0, 0.2), ("a", 10.0, 0.4), ("a", 10.0, 0.6), ("b", 0.0, 0.3), ("b", 10.0, 0.7)]
     ax = plots.by_group(pd.DataFrame(rows, columns=["size", "alpha", "out"]), "alpha", "out", "size")
     lines = [container[0] for container in ax.containers]
@@ -102,7 +102,7 @@ def test_one_line_a_group_without_gaps():
         plots.by_group(pd.DataFrame({"alpha": [1.0], "out": [1.0]}), "alpha", "out", "batch")
 
 
-def test_one_point_a_setting_and_alpha_as_a_line():
+def test_trade_off_draws_one_point_per_setting_and_traced_line():
     rows = [("ERM", "a", 1.0, 0.1), ("SCBD", "0", 0.9, 0.1), ("SCBD", "0", 0.7, 0.5), ("SCBD", "10", 0.6, 0.8)]
     frame = pd.DataFrame(rows, columns=["system", "setting", "in", "out"])
     ax = plots.trade_off(frame, "in", "out", traced=["SCBD"])
@@ -117,7 +117,7 @@ def test_one_point_a_setting_and_alpha_as_a_line():
         plots.trade_off(frame, "in", "batch")
 
 
-def runs(settings: list, groups: list) -> pd.DataFrame:
+def make_runs(settings: list, groups: list) -> pd.DataFrame:
     rng = np.random.default_rng(0)
     rows = [(setting, group) for setting in settings for group in groups for _ in range(2)]
     frame = pd.DataFrame(rows, columns=["setting", "system"])
@@ -132,13 +132,13 @@ def runs(settings: list, groups: list) -> pd.DataFrame:
         ([0, 1], [f"m{i}" for i in range(12)]),
     ],
 )
-def test_names_can_be_read(settings, groups):
-    frame = runs(settings, groups)
+def test_by_group_and_trade_off_many_or_long_names_are_readable(settings, groups):
+    frame = make_runs(settings, groups)
     require_readable(plots.by_group(frame, "setting", "accuracy out", "system").figure)
     require_readable(plots.trade_off(frame, "accuracy in", "accuracy out", traced=groups[:1]).figure)
 
 
-def test_runs_without_a_score_are_left_out_of_the_correlation():
+def test_in_against_out_runs_without_score_are_excluded():
     frame = pd.DataFrame({"own in": [0.1, 0.2, 0.3, 0.9, np.nan], "own out": [0.6, 0.4, 0.2, np.nan, 0.9]})
     ax = plots.in_against_out(frame)
     assert ax.get_title() == "correlation -1.00, 3 runs" and len(np.asarray(ax.collections[0].get_offsets())) == 3

@@ -1,4 +1,4 @@
-"""Tables and figures that are made of rows."""
+"""Test tables and figures that reports make of rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from paper.reproduce import EXPERIMENTS
 from paper.trials import as_frame
 
 
-def test_what_was_run_and_how_long():
+def test_settings_table_shows_settings_and_duration_per_system():
     rows = [
         {"system": "SCBD", "seconds": seconds, "steps": 1000.0, "lr": lr, "device": "cpu", "batch_size": 512}
         for seconds, lr in ((60.0, 1e-3), (120.0, 1e-4))
@@ -64,28 +64,28 @@ def test_what_was_run_and_how_long():
     assert lines[4] == ["pixel PCA", *["–"] * 7, "1", "0.1"]
 
 
-def by_alphas(alphas: list[float | str]) -> pd.DataFrame:
-    """Accuracy falls with alpha, what is wanted of it rises."""
+def make_alpha_rows(alphas: list[float | str]) -> pd.DataFrame:
+    """Return rows in which accuracy falls with alpha and the desired score rises."""
     columns = ["seed", "alpha", "seen", "wanted"]
     return pd.DataFrame([(0, alpha, 0.9 - 0.01 * i, 0.5 + 0.1 * i) for i, alpha in enumerate(alphas)], columns=columns)
 
 
-def test_what_finds_its_own_alpha_comes_last():
-    assert list(by_alpha(by_alphas([10.0, "auto", 3.0, 0.0]))["alpha"]) == [0.0, 3.0, 10.0, "auto"]
+def test_by_alpha_automatic_alpha_is_last():
+    assert list(by_alpha(make_alpha_rows([10.0, "auto", 3.0, 0.0]))["alpha"]) == [0.0, 3.0, 10.0, "auto"]
 
 
-def test_the_cost_is_in_points_below_the_best():
-    # 0.9, 0.89, 0.88, 0.87: the last is below 97 % of the best
-    text = cost_of_choosing(by_alphas([0.0, 1.0, 2.0, 3.0]), "seen", "wanted", "score")
+def test_cost_of_choosing_returns_percentage_points_below_best():
+    # accuracies 0.9, 0.89, 0.88, 0.87: the last is below 97 % of the best
+    text = cost_of_choosing(make_alpha_rows([0.0, 1.0, 2.0, 3.0]), "seen", "wanted", "score")
     assert "seed by seed: 2 (1). Its score is 10.0 percentage points below that of the best alpha." in text
 
 
 @pytest.mark.parametrize("alphas", [[], [1.0], [1.0, "auto"]])
-def test_nothing_is_said_where_there_was_no_choice(alphas):
-    assert cost_of_choosing(by_alphas(alphas), "seen", "wanted", "score") == ""
+def test_cost_of_choosing_fewer_than_two_alphas_returns_empty_text(alphas):
+    assert cost_of_choosing(make_alpha_rows(alphas), "seen", "wanted", "score") == ""
 
 
-def test_the_regret_of_a_choice_is_seed_by_seed():
+def test_selection_regret_is_computed_per_seed():
     rows: list[tuple[Any, ...]] = [
         (0, 0.0, 0.9, 0.2),
         (0, 1.0, 0.9, 0.5),
@@ -102,7 +102,7 @@ def test_the_regret_of_a_choice_is_seed_by_seed():
     np.testing.assert_allclose(found["auto, regret"], [0.05, -0.1])
 
 
-def test_correlations_are_those_of_pandas():
+def test_in_out_correlation_is_equal_to_pandas():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"own in": rng.random(20), "own out": rng.random(20)})
     found = in_out_correlation(frame)
@@ -112,44 +112,49 @@ def test_correlations_are_those_of_pandas():
     assert found["strong"] == pytest.approx(strong["own in"].corr(strong["own out"])) and found["n"] == 20
 
 
-def test_what_weak_runs_do_does_not_hide_a_trade():
+def test_in_out_correlation_weak_runs_strong_is_negative():
     frame = pd.DataFrame({"a": [0.1, 0.2, 0.3, 0.9, 0.95, 1.0], "b": [0.1, 0.2, 0.3, 0.8, 0.7, 0.6]})
     found = in_out_correlation(frame, ins="a", outs="b")
     assert found["pearson"] > 0.5 and found["strong"] == pytest.approx(-1)
 
 
-def test_no_correlation_without_variation():
+def test_in_out_correlation_constant_accuracy_returns_nan():
     assert np.isnan(in_out_correlation(pd.DataFrame({"own in": [1.0] * 4, "own out": [0.1, 0.2, 0.3, 0.4]}))["pearson"])
 
 
-def runs(values: list[tuple[str, int, float, float]], head: str) -> pd.DataFrame:
+def make_rows(values: list[tuple[str, int, float, float]], head: str) -> pd.DataFrame:
     columns = ["system", "seed", "lr", head]
     rows: list[dict[str, Any]] = [dict(zip(columns, value, strict=True)) for value in values]
     return pd.DataFrame(rows)
 
 
-def test_seeds_are_not_mixed():
-    """Chosen seed by seed, the table would show a mixture of both rates."""
-    frame = runs([("ERM", 0, 1e-4, 0.9), ("ERM", 0, 1e-3, 0.8), ("ERM", 1, 1e-4, 0.1), ("ERM", 1, 1e-3, 0.7)], "own in")
+def test_chosen_two_seeds_returns_one_setting_for_both():
+    """If settings were chosen per seed, the table would mix both learning rates."""
+    frame = make_rows(
+        [("ERM", 0, 1e-4, 0.9), ("ERM", 0, 1e-3, 0.8), ("ERM", 1, 1e-4, 0.1), ("ERM", 1, 1e-3, 0.7)], "own in"
+    )
     found = chosen(frame, ["system"])
     assert found["lr"].tolist() == [1e-3, 1e-3] and found["seed"].tolist() == [0, 1]
     assert chosen(frame.iloc[:0], ["system"]).empty
 
 
-def test_heads_are_not_mixed():
-    """Accuracies of two heads cannot be compared: without all of the own head's, it is the fitted one."""
-    frame = runs([("iVAE", 0, 1e-4, 0.99), ("iVAE", 0, 1e-3, 0.5)], "own in").assign(**{"r_c in": [0.8, 0.9]})
+def test_chosen_missing_online_head_uses_fitted_classifier():
+    """Accuracies of two classifiers are not comparable.
+
+    If the accuracy of the online head is missing for some runs, the fitted classifier is used for all.
+    """
+    frame = make_rows([("iVAE", 0, 1e-4, 0.99), ("iVAE", 0, 1e-3, 0.5)], "own in").assign(**{"r_c in": [0.8, 0.9]})
     assert chosen(frame, ["system"])["lr"].tolist() == [1e-4]
     frame.loc[1, "own in"] = None
     assert chosen(frame, ["system"])["lr"].tolist() == [1e-3]
 
 
-def test_settings_are_told_apart_by_what_is_searched():
+def test_setting_of_returns_searched_settings_only():
     frame = pd.DataFrame({"lr": [1e-3, 1e-3], "alpha": ["auto", 0.1], "seconds": [1.0, 2.0]})
     assert setting_of(frame).tolist() == ["0.001 auto", "0.001 0.1"]
 
 
-def test_between_a_random_encoder_and_an_oracle(tmp_path):
+def test_bounded_report_orders_random_encoder_scbd_oracle(tmp_path):
     rows = [{"system": name, "alpha": 0.01, "z_c out": z} for name, z in (("oracle", 0.99), ("SCBD", 0.98))]
     rows += [{"system": "random encoder", "alpha": 0.0, "z_c out": 0.5}, rows[1] | {"z_c out": 0.97}]
     lines = [cells(line) for line in bounded_report(pd.DataFrame(rows), tmp_path).splitlines()[2:]]
@@ -161,7 +166,7 @@ def test_between_a_random_encoder_and_an_oracle(tmp_path):
 
 
 def generalization_rows(**more) -> pd.DataFrame:
-    """Two seeds of a control, two alphas and three runs of ERM; accuracy falls in, rises out."""
+    """Return two seeds of the controls, of SCBD at two alphas and of ERM at three learning rates."""
     rows: list[dict[str, Any]] = []
     for seed in (0, 1):
         same: dict[str, Any] = {"dataset": "colored_mnist", "seed": seed} | more
@@ -175,19 +180,19 @@ def generalization_rows(**more) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_alpha_against_accuracy_beside_controls_and_the_paper(tmp_path):
+def test_generalization_report_shows_alphas_controls_and_paper(tmp_path):
     text = generalization_report(generalization_rows(), tmp_path)
     head, _, *lines = [cells(line) for line in text.splitlines() if line.startswith("|")]
     assert [line[0] for line in lines] == ["pixel PCA", "random encoder", "SCBD, alpha 0", "SCBD, alpha 10", "ERM"]
     table = pd.DataFrame(lines, columns=head).set_index("name")
     out = table["out of distribution, %"]
     assert out["SCBD, alpha 10"] == "93.0 ± 1.4" and out["random encoder"] == "70.0 ± 0.0"
-    # ERM is chosen by its accuracy in distribution: the worst one out of it
+    # ERM is chosen by its accuracy in distribution, here the setting that is worst out of distribution
     assert table.loc["ERM", "out, online head, %"] == "40.0 ± 0.0" and out["ERM"] == "30.0 ± 0.0"
     assert table.loc["ERM", "in, online head, %"] == "90.0 ± 0.0"
     assert table.loc["SCBD, alpha 0", "paper: out, %"] == "25.5 ± 3.0" and table.loc["ERM", "z_c out, %"] == "–"
     assert (table["runs"] == "2").all()
-    assert "choose_alpha" not in text  # rows without what it takes
+    assert "choose_alpha" not in text  # these rows lack the scores that it needs
     with_z_c = generalization_rows().assign(**{"z_c in": 0.9})
     said = "seed by seed: 10 (2). Its accuracy of $z_c$ out of distribution is 0.0 ± 0.0 percentage points below that"
     assert f"{said} of the best alpha." in generalization_report(with_z_c, tmp_path)
@@ -201,7 +206,7 @@ def test_alpha_against_accuracy_beside_controls_and_the_paper(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"alpha.png", "erm.png"}
 
 
-def test_one_table_a_held_out_domain(tmp_path):
+def test_generalization_report_two_domains_writes_table_per_domain(tmp_path):
     frame = pd.concat([generalization_rows(test_environment=name) for name in ("photo", "sketch")])
     text = generalization_report(frame.assign(dataset="pacs"), tmp_path)
     assert text.count("held out") == 2 and "97.0 ± 0.8" in text and "70.6 ± 4.9" in text
@@ -209,7 +214,7 @@ def test_one_table_a_held_out_domain(tmp_path):
     assert names == {"alpha_photo.png", "alpha_sketch.png", "erm_photo.png", "erm_sketch.png"}
 
 
-def test_a_seed_with_one_alpha_is_chosen_from_later(tmp_path):
+def test_generalization_report_seed_with_one_alpha_is_not_counted(tmp_path):
     frame = generalization_rows(**{"z_c in": 0.9})
     unfinished = frame[(frame["seed"] == 0) | (frame["alpha"] != 10)]
     assert "seed by seed: 10 (1). Its" in generalization_report(unfinished, tmp_path)
@@ -219,13 +224,13 @@ def test_a_seed_with_one_alpha_is_chosen_from_later(tmp_path):
 
 
 @pytest.mark.parametrize("system", ["SCBD", "ERM"])
-def test_unfinished_grids_are_reported_as_far_as_they_are(tmp_path, system):
+def test_generalization_report_one_row_returns_one_line(tmp_path, system):
     frame = generalization_rows()
     text = generalization_report(frame[frame["system"] == system].head(1), tmp_path)
     assert text.count("\n") == 2
 
 
-def test_one_setting_at_a_time(tmp_path):
+def test_ablation_report_shows_one_setting_at_a_time(tmp_path):
     base: dict[str, Any] = {
         "n_latent": 128,
         "batch_size": 512,
@@ -257,7 +262,7 @@ def test_one_setting_at_a_time(tmp_path):
     assert "| resnet18 | none | 192 | 90.0 | 80.0 | 1 |" in text and is_drawn(tmp_path / "blocks.png")
 
 
-def test_a_long_run_shows_its_course(tmp_path):
+def test_long_report_draws_history_of_run(tmp_path):
     (tmp_path / "runs" / "key").mkdir(parents=True)
     (tmp_path / "runs" / "key" / "history.csv").write_text("step,train_supervised_c\n1,6.2\n2,6.1\n")
     row = {"key": "key", "system": "SCBD", "alpha": 192.0, "steps": 2, "r_c out": 0.7, "ceiling": 6.24}
@@ -266,27 +271,28 @@ def test_a_long_run_shows_its_course(tmp_path):
     assert (tmp_path / "key.png").exists()
 
 
-def of_system(system: str, seed: int, **more: Any) -> dict[str, Any]:
+def make_system_row(system: str, seed: int, **more: Any) -> dict[str, Any]:
     return {"dataset": "colored_mnist", "system": system, "seed": seed} | more
 
 
-def test_each_system_is_chosen_in_distribution_and_stands_beside_the_paper(tmp_path):
+def test_systems_report_chooses_in_distribution_and_shows_paper(tmp_path):
     rows = [
-        of_system("CORAL", seed, penalty=p, **{"own in": i, "own out": o, "r_c in": 1 - i, "r_c out": o / 2})
+        make_system_row("CORAL", seed, penalty=p, **{"own in": i, "own out": o, "r_c in": 1 - i, "r_c out": o / 2})
         for seed in (0, 1)
         for p, i, o in ((0.1, 0.9, 0.3 + 0.1 * seed), (1.0, 0.8, 0.9))
     ]
     rows += [
-        of_system("iVAE", 0, **{"r_c in": 0.7, "r_c out": 0.6}),
-        of_system("random encoder", 0, alpha=0.0, **{"r_c in": 0.9, "r_c out": 0.5}),
+        make_system_row("iVAE", 0, **{"r_c in": 0.7, "r_c out": 0.6}),
+        make_system_row("random encoder", 0, alpha=0.0, **{"r_c in": 0.9, "r_c out": 0.5}),
     ]
-    rows.append(of_system("pixel PCA", 0, **{"r_c in": 0.92, "r_c out": 0.91}))
+    rows.append(make_system_row("pixel PCA", 0, **{"r_c in": 0.92, "r_c out": 0.91}))
     rows += [
-        of_system("SCBD", 0, alpha=a, **{"r_c in": 0.98, "r_c out": 0.97, "z_c out": 0.96}) for a in ("auto", 0.01)
+        make_system_row("SCBD", 0, alpha=a, **{"r_c in": 0.98, "r_c out": 0.97, "z_c out": 0.96})
+        for a in ("auto", 0.01)
     ]
     text = systems_report(pd.DataFrame(rows), tmp_path)
     found = {line["name"]: line for line in rows_of(text)}
-    # by its own head, which is the one that it is chosen by
+    # by its online head, which also selects the setting
     assert found["CORAL"]["out, online head, %"] == "35.0 ± 7.1" and found["CORAL"]["paper: out, %"] == "37.6 ± 3.6"
     assert found["CORAL"]["out of distribution, %"] == "17.5 ± 3.5"
     assert found["pixel PCA"]["out of distribution, %"] == "91.0" and found["iVAE"]["out, online head, %"] == "–"
@@ -294,19 +300,21 @@ def test_each_system_is_chosen_in_distribution_and_stands_beside_the_paper(tmp_p
     assert is_drawn(tmp_path / "trade_off.png")
 
 
-def test_systems_of_a_screen_are_told_apart(tmp_path):
+def test_screen_systems_report_names_differ_between_variants(tmp_path):
     scores = {"relationship_average_precision": 0.9, "e_probe_f1": 0.1, "y_probe_f1": 0.2, "relationship_area": 0.3}
-    rows = [of_system("iVAE", 0, style_posterior=p, **scores) for p in ("xe", "x")] + [
-        of_system("pixel PCA, TVN", 0, **scores)
+    rows = [make_system_row("iVAE", 0, style_posterior=p, **scores) for p in ("xe", "x")] + [
+        make_system_row("pixel PCA, TVN", 0, **scores)
     ]
-    rows += [of_system("SCBD", 0, alpha=a, invariance=f, **scores) for a, f in ((8.0, "listing"), ("auto", "variance"))]
+    rows += [
+        make_system_row("SCBD", 0, alpha=a, invariance=f, **scores) for a, f in ((8.0, "listing"), ("auto", "variance"))
+    ]
     text = screen_systems_report(pd.DataFrame(rows), tmp_path)
     for name in ("iVAE", "iVAE, x only", "pixel PCA, TVN", "listing, alpha 8", "variance, alpha auto"):
         assert f"| {name} |" in text
     assert {path.name for path in tmp_path.iterdir()} == {"trade_off.png", "batch_correction.png"}
 
 
-def test_batch_correction(tmp_path):
+def test_correction_report_orders_rows_and_draws_available_scores(tmp_path):
     scores = {"relationship_area": 0.5, "e_probe_f1": 0.4, "e_probe_chance_f1": 0.1, "y_probe_f1": 0.3}
     rows: list[dict[str, Any]] = [{"system": "pixel PCA"} | scores]
     rows += [{"system": "random encoder", "alpha": 0.0} | scores]
@@ -316,13 +324,13 @@ def test_batch_correction(tmp_path):
     assert names == ["random encoder", "pixel PCA", "SCBD, alpha 0", "SCBD, alpha 8"]
     assert "| pixel PCA | 0.500 | 0.300 | 0.400 | 0.100 | 1 |" in text
     assert is_drawn(tmp_path / "batch_correction.png") and not (tmp_path / "precision_recall.png").exists()
-    # rows of before have no curve
+    # earlier rows have no curve
     rows[0] |= {"precision at 80": 0.1, "recall at 80": 0.6, "precision at 99": 0.8, "recall at 99": 0.2}
     correction_report(pd.DataFrame(rows), tmp_path)
     assert is_drawn(tmp_path / "precision_recall.png")
 
 
-def test_two_forms_of_invariance_are_told_apart(tmp_path):
+def test_correction_report_two_forms_of_invariance_names_differ(tmp_path):
     scores = {"relationship_area": 0.5, "e_probe_f1": 0.4, "y_probe_f1": 0.3}
     forms = [("variance", "auto"), ("variance", 0.01), ("variance", 0.0), ("listing", 8.0)]
     rows = [{"system": "SCBD", "invariance": form, "alpha": alpha} | scores for form, alpha in forms]
@@ -331,23 +339,23 @@ def test_two_forms_of_invariance_are_told_apart(tmp_path):
     assert names == ["listing, alpha 8", "variance, alpha 0", "variance, alpha 0.01", "variance, alpha auto"]
 
 
-def at_length(system: str, steps: int, **more: Any) -> dict[str, Any]:
+def make_length_row(system: str, steps: int, **more: Any) -> dict[str, Any]:
     return {"system": system, "steps": steps, "seed": 0, "lr": 0.001} | more
 
 
-def test_digits_are_shown_at_the_setting_that_is_best_in_distribution(tmp_path):
+def test_lengths_report_digits_shows_setting_best_in_distribution(tmp_path):
     settings = [(500, 0.001, 0.9, 0.8), (500, 0.0001, 0.7, 0.99), (2000, 0.001, 0.6, 0.98), (2000, 0.0001, 0.95, 0.5)]
-    rows = [at_length("iVAE", steps, lr=lr, **{"r_c in": i, "r_c out": o}) for steps, lr, i, o in settings]
+    rows = [make_length_row("iVAE", steps, lr=lr, **{"r_c in": i, "r_c out": o}) for steps, lr, i, o in settings]
     found = rows_of(lengths_report(pd.DataFrame(rows), tmp_path))
     assert [(line["steps"], line["out of distribution, %"]) for line in found] == [("500", "80.0"), ("2000", "50.0")]
     assert is_drawn(tmp_path / "lengths.png")
 
 
-def test_models_of_a_screen_stand_in_the_order_of_their_steps(tmp_path):
+def test_lengths_report_screen_orders_models_by_steps(tmp_path):
     scores = {"relationship_average_precision": 0.9, "e_probe_f1": 0.1}
     posteriors = {"VAE": None, "iVAE": "x"}
     rows = [
-        at_length(system, steps, style_posterior=posterior, **scores)
+        make_length_row(system, steps, style_posterior=posterior, **scores)
         for steps in (1200, 400)
         for system, posterior in posteriors.items()
     ]
@@ -356,26 +364,42 @@ def test_models_of_a_screen_stand_in_the_order_of_their_steps(tmp_path):
     assert names == [("VAE", "400"), ("VAE", "1200"), ("iVAE, x only", "400"), ("iVAE, x only", "1200")]
 
 
-def keyed(key: str, system: str, **scores: Any) -> dict[str, Any]:
+def make_keyed_row(key: str, system: str, **scores: Any) -> dict[str, Any]:
     return {"key": key, "system": system, "seed": 0} | scores
 
 
-def line(of: str, f1: float) -> dict[str, float]:
-    """What a row says of one variant."""
+def variant_scores(of: str, f1: float) -> dict[str, float]:
+    """Return the scores of one variant in a row."""
     scores = {"relationship_map_unseen": 1 - f1, "e_probe_f1": f1, "e_probe_quadratic_f1": f1}
     return {of + name: value for name, value in (scores | {"e_probe_neighbours_f1": f1}).items()}
 
 
 ROWS = [
-    keyed("a", "obsm", **line("", 0.01), **line("standardised: ", 0.02), **line("chance: ", 0.2)),
-    keyed("b", "pixel PCA", **line("", 0.9), **line("standardised: ", 0.1), **line("chance: ", 0.4)),
-    keyed("c", "pixel PCA, TVN", **line("", 0.3)),
-    keyed("d", "SCBD", alpha="auto", learned_c=0.5, **line("", 0.2), **line("standardised: ", 0.15)),
-    keyed("e", "mcVAE", **line("salient block: ", 0.6), **line("both blocks, standardised: ", 0.7)),
+    make_keyed_row(
+        "a",
+        "obsm",
+        **variant_scores("", 0.01),
+        **variant_scores("standardised: ", 0.02),
+        **variant_scores("chance: ", 0.2),
+    ),
+    make_keyed_row(
+        "b",
+        "pixel PCA",
+        **variant_scores("", 0.9),
+        **variant_scores("standardised: ", 0.1),
+        **variant_scores("chance: ", 0.4),
+    ),
+    make_keyed_row("c", "pixel PCA, TVN", **variant_scores("", 0.3)),
+    make_keyed_row(
+        "d", "SCBD", alpha="auto", learned_c=0.5, **variant_scores("", 0.2), **variant_scores("standardised: ", 0.15)
+    ),
+    make_keyed_row(
+        "e", "mcVAE", **variant_scores("salient block: ", 0.6), **variant_scores("both blocks, standardised: ", 0.7)
+    ),
 ]
 
 
-def test_a_row_is_a_line_for_each_way_it_was_scored(tmp_path):
+def test_rivals_report_row_with_variants_returns_line_per_variant(tmp_path):
     found = rows_of(rivals_report(pd.DataFrame(ROWS), tmp_path))
     assert [(line["name"], line["well F1, linear"]) for line in found] == [
         ("truth", "0.010"),
@@ -389,19 +413,19 @@ def test_a_row_is_a_line_for_each_way_it_was_scored(tmp_path):
         ("mcVAE, both blocks, standardised", "0.700"),
         ("chance", "0.300 ± 0.141"),
     ]
-    # what training came to is told once
+    # the share learned in training is shown only once per run
     assert [line["learned"] for line in found if line["name"].startswith("SCBD")] == ["0.50", "–"]
     assert {path.name for path in tmp_path.iterdir()} == {"systems.png", "corrections.png"}
     assert all(map(is_drawn, tmp_path.iterdir()))
 
 
-def test_rows_with_one_score_each_stay_as_they_are():
+def test_by_variant_one_score_per_row_returns_equal_rows():
     frame = pd.DataFrame({"name": ["b", "a"], "e_probe_f1": [0.1, np.nan], "y": [np.nan, 1.0]}, index=[7, 3])
     lines = by_variant(frame, ["e_probe_f1", "y"])
     pd.testing.assert_frame_equal(lines[frame.columns], frame.reset_index(drop=True))
 
 
-def test_differences_are_those_of_pairs_of_a_seed(tmp_path):
+def test_neighbours_report_shows_differences_within_seeds(tmp_path):
     scores = [(0, False, 0.5), (0, True, 0.6), (1, False, 0.9), (1, True, 0.9), (2, True, 0.1)]
     same = {"relationship_average_precision": 0.9, "e_probe_f1": 0.1}
     rows = [{"seed": seed, "neighbours": way, "y_probe_f1": f1} | same for seed, way, f1 in scores]
@@ -414,15 +438,21 @@ def test_differences_are_those_of_pairs_of_a_seed(tmp_path):
     assert [row["gene F1"] for row in rows_of(difference.strip())] == ["0.050 ± 0.071"]
 
 
-def test_the_map_of_regimes(tmp_path):
-    def row(form, alpha, **settings) -> dict[str, Any]:
+def test_digits_map_report_shows_line_per_setting(tmp_path):
+    def make_row(form, alpha, **settings) -> dict[str, Any]:
         scores = {"z_c in": 0.9, "z_c out": 0.8, "r_c out": 0.7, "e from r_c": 0.5, "learned_c": 0.6, "ceiling": 6.0}
         return {"invariance": form, "alpha": alpha, "batch_size": 512} | scores | settings
 
-    rows = [row(form, alpha) for form in ("listing", "variance") for alpha in (0.0, 1.0)]
-    rows += [row("listing", 1.0, batch_size=128, **{"z_c out": 0.5}), row("variance", 1.0, n_environments=34.0)]
-    rows += [row("variance", 1.0, n_environments=34.0, imbalance=0.6), row("listing", 1.0, include_self=False)]
-    rows += [row("listing", 1.0, n_digits=5.0)]
+    rows = [make_row(form, alpha) for form in ("listing", "variance") for alpha in (0.0, 1.0)]
+    rows += [
+        make_row("listing", 1.0, batch_size=128, **{"z_c out": 0.5}),
+        make_row("variance", 1.0, n_environments=34.0),
+    ]
+    rows += [
+        make_row("variance", 1.0, n_environments=34.0, imbalance=0.6),
+        make_row("listing", 1.0, include_self=False),
+    ]
+    rows += [make_row("listing", 1.0, n_digits=5.0)]
     head, _, *lines = [cells(line) for line in digits_map_report(pd.DataFrame(rows), tmp_path).splitlines()]
     found = {tuple(line[:6]): line[head.index("z_c out, %")] for line in lines}
     assert found["listing", "yes", "128", "2", "10", "1"] == "50.0" and len(found) == len(rows)
@@ -431,24 +461,24 @@ def test_the_map_of_regimes(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"map.png", "learned.png", "environment.png"}
 
 
-def test_the_map_of_a_screen_counts_from_chance(tmp_path, monkeypatch):
-    def row(form, alpha, f1, chance, **settings) -> dict[str, Any]:
+def test_screen_map_report_draws_well_score_above_chance(tmp_path, monkeypatch):
+    def make_row(form, alpha, f1, chance, **settings) -> dict[str, Any]:
         scores = {"relationship_average_precision": 0.9, "y_probe_f1": 0.2, "spread": 0.1}
         scores |= {"e_probe_f1": f1, "e_probe_chance_f1": chance}
         return {"invariance": form, "alpha": alpha, "batch_size": 512, "n_wells": 34} | scores | settings
 
-    rows = [row(form, alpha, 0.1, 0.02) for form in ("listing", "variance") for alpha in (0.0, 1.0)]
-    rows += [row("variance", 1.0, 0.75, 0.5, n_wells=2), row("variance", 1.0, 0.1, 0.02, well_imbalance=0.6)]
-    rows += [row("listing", 1.0, 0.1, 0.02, n_complexes=3.0)]
+    rows = [make_row(form, alpha, 0.1, 0.02) for form in ("listing", "variance") for alpha in (0.0, 1.0)]
+    rows += [make_row("variance", 1.0, 0.75, 0.5, n_wells=2), make_row("variance", 1.0, 0.1, 0.02, well_imbalance=0.6)]
+    rows += [make_row("listing", 1.0, 0.1, 0.02, n_complexes=3.0)]
     drawn: list[pd.DataFrame] = []
     by_group = plots.by_group
 
-    def watched(frame, setting, score, *rest, **how):
+    def record_and_draw(frame, setting, score, *rest, **how):
         if score == "e above chance":
             drawn.append(frame)
         return by_group(frame, setting, score, *rest, **how)
 
-    monkeypatch.setattr(plots, "by_group", watched)
+    monkeypatch.setattr(plots, "by_group", record_and_draw)
     head, _, *lines = [cells(line) for line in screen_map_report(pd.DataFrame(rows), tmp_path).splitlines()]
     assert {path.name for path in tmp_path.iterdir()} == {"map.png", "spread.png", "environment.png"}
     assert head[:5] == ["form", "cells a batch", "wells", "complexes", "alpha"]
@@ -460,7 +490,7 @@ def test_the_map_of_a_screen_counts_from_chance(tmp_path, monkeypatch):
     assert wells.loc[wells["environments"] == "2", "e above chance"].unique() == pytest.approx([0.5])
 
 
-def test_ways_to_embed_a_new_plate_are_lines_of_a_table(tmp_path):
+def test_transfer_report_returns_line_per_way_to_embed_new_plate(tmp_path):
     scores = {"y AUROC": 0.7, "y F1": 0.1, "new or old": 0.9}
     own = {f"standardised by its own controls: {name}": value / 2 for name, value in scores.items()}
     without = {f"as training cells: {name}": value for name, value in scores.items()}
@@ -481,8 +511,8 @@ def test_ways_to_embed_a_new_plate_are_lines_of_a_table(tmp_path):
     assert [line["name"] for line in rows_of(text)] == ["SCBD, linear"]
 
 
-def test_settings_are_told_where_they_were_asked_for(tmp_path):
-    """Without whitening is another system than one that was asked for nothing."""
+def test_profiles_report_names_state_explicit_settings(tmp_path):
+    """A row with `whitening=None` is named differently from a row without this setting."""
     asked: list[dict[str, Any]] = [
         {},
         {"whitening": None},
@@ -499,7 +529,7 @@ def test_settings_are_told_where_they_were_asked_for(tmp_path):
 
 
 def counterfactual_runs() -> pd.DataFrame:
-    """Of SCBD at two alphas and by default with each decoder, and of the iVAE, of two seeds."""
+    """Return two seeds of SCBD at three alphas with each decoder, and of the iVAE."""
     objectives = [{"invariance": "listing", "alpha": alpha} for alpha in (192.0, 64.0)]
     objectives.append({"invariance": "variance", "alpha": "auto"})
     decoders: tuple[dict[str, Any], ...] = ({"joint": True, "cycle": 1.0}, {"joint": True, "cycle": 0.0}, {})
@@ -514,20 +544,20 @@ def counterfactual_runs() -> pd.DataFrame:
     return pd.DataFrame([{"key": f"run-{number}"} | row | scores for number, row in enumerate(rows)])
 
 
-def test_decoders_stand_in_their_order(tmp_path):
+def test_counterfactual_report_orders_decoders(tmp_path):
     frame = counterfactual_runs()
     lines = [cells(line)[:4] for line in counterfactual_report(frame, tmp_path).splitlines()[2:12]]
     decoders = ["after", "with encoders, no cycle", "with encoders, cycle"]
     names = ["listing, alpha 64", "listing, alpha 192", "variance, alpha auto"]
     expected = [[name, how, "50.0 ± 0.0", "0.0100 ± 0.0000"] for name in names for how in decoders]
     assert lines == [*expected, ["iVAE", "of its own", *expected[0][2:]]]
-    assert not list(tmp_path.iterdir())  # no run has kept a picture
+    assert not list(tmp_path.iterdir())  # no run has stored pictures
     (line,) = counterfactual_report(frame[frame["system"] == "iVAE"].dropna(axis=1), tmp_path).splitlines()[2:3]
     assert cells(line)[:3] == ["iVAE", "of its own", "50.0 ± 0.0"]
 
 
-def test_pictures_of_one_seed_stand_side_by_side(tmp_path, monkeypatch):
-    """Of decoders trained afterwards, at the largest alpha, whatever else was kept."""
+def test_counterfactual_report_stored_pictures_draws_one_seed(tmp_path, monkeypatch):
+    """The figure shows decoders trained after the encoders, at the largest alpha; other runs are excluded."""
     frame, shown = counterfactual_runs(), []
     for number, key in enumerate(frame["key"]):
         folder = tmp_path / "runs" / key
@@ -552,7 +582,7 @@ def test_pictures_of_one_seed_stand_side_by_side(tmp_path, monkeypatch):
     plt.close("all")
 
 
-def test_domains_are_averaged_seed_by_seed_each_at_its_best_setting(tmp_path):
+def test_pacs_systems_report_averages_domains_per_seed(tmp_path):
     rows = [
         {
             "dataset": "pacs",
@@ -570,6 +600,6 @@ def test_domains_are_averaged_seed_by_seed_each_at_its_best_setting(tmp_path):
     text = EXPERIMENTS["pacs-systems"].report(pd.DataFrame(rows), tmp_path)
     average = text.split("### Average over domains")[1]
     assert "| ERM | 90.0 ± 0.0 | 50.0 ± 0.0 | 90.0 ± 0.0 | 57.0 ± 2.0 | 3 | 85.7 |" in average
-    # a seed of which a domain is missing has no average
+    # a seed with a missing domain has no average
     text = EXPERIMENTS["pacs-systems"].report(pd.DataFrame([r for r in rows if r["key"] != "sketch2"]), tmp_path)
     assert "| 56.0 ± 1.4 | 2 | 85.7 |" in text.split("### Average over domains")[1]

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore:z_c has collapsed"), pytest.mar
 
 @pytest.fixture
 def digits(tmp_path, monkeypatch):
-    """Four small files in the layout of MNIST, and a budget that is over in seconds."""
+    """Four small files in the layout of MNIST, and a budget of a few seconds."""
     model, training = shared.SIZES["smoke"]
     monkeypatch.setitem(shared.SIZES, "smoke", (model | {}, training | {"max_steps": 3, "batch_size": 64}))
     monkeypatch.setitem(shared.DATA, ("colored_mnist", "smoke"), {"n_train": 300, "n_test": 100})
@@ -33,21 +33,21 @@ def digits(tmp_path, monkeypatch):
     return write_mnist(tmp_path / "mnist")
 
 
-def test_colored_mnist_end_to_end_and_again(tmp_path, digits, monkeypatch):
+def test_reproduce_cmnist_writes_files_and_second_call_runs_nothing(tmp_path, digits, monkeypatch):
     out = tmp_path / "out"
     frame = reproduce("cmnist", path=digits, out=out)
     assert list(frame["system"]) == ["pixel PCA", "random encoder", *["SCBD"] * 3, *["ERM"] * 3]
-    # every row of an encoder has its control beside it
+    # every row of an encoder also states the score of the random encoder
     encoders = frame[frame["system"] != "pixel PCA"]
     for part in ("in", "out"):
         assert (encoders[f"random encoder, r_c {part}"] == encoders[f"r_c {part}"].iloc[0]).all()
     assert {"rows.jsonl", "runs", "table.md", "alpha.png", "erm.png"} == {path.name for path in out.iterdir()}
     rows = (out / "rows.jsonl").read_text()
     assert len(rows.splitlines()) == 8
-    # nothing in a row names this machine's folders
+    # rows do not contain folders of this machine
     assert str(tmp_path) not in rows
     (out / "table.md").unlink()
-    monkeypatch.setattr("paper.runner.run_trial", None)  # whatever would be run fails
+    monkeypatch.setattr("paper.runner.run_trial", None)  # running any trial would fail
     assert reproduce("cmnist", path=digits, out=out).equals(frame)
     assert reproduce("cmnist", out=out, report_only=True).equals(frame)
     assert (out / "table.md").exists()
@@ -64,14 +64,14 @@ def test_colored_mnist_end_to_end_and_again(tmp_path, digits, monkeypatch):
         ({"name": "screen", "report_only": True}, "no finished run of screen"),
     ],
 )
-def test_what_cannot_be_run_is_named(tmp_path, asked, named):
+def test_reproduce_invalid_arguments_raise_before_writing(tmp_path, asked, named):
     with pytest.raises((ValueError, FileNotFoundError), match=named):
         reproduce(**asked, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command(tmp_path):
-    """From a clone, wherever it is called."""
+def test_command_report_prints_stored_table(tmp_path):
+    """The command works from any working directory."""
     out = tmp_path / "out"
     out.mkdir()
     (out / "rows.jsonl").write_bytes((FOLDER / "results" / "screen" / "rows.jsonl").read_bytes())
@@ -81,15 +81,15 @@ def test_the_command(tmp_path):
     assert done.stdout.startswith((FOLDER / "results" / "screen" / "table.md").read_text())
 
 
-def test_a_line_of_the_list_says_what_is_needed(monkeypatch):
+def test_listed_returns_data_and_duration_of_each_experiment(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     lines = runpy.run_path(str(FOLDER / "__main__.py"))["listed"]()
     assert [line.split()[0] for line in lines] == list(EXPERIMENTS)
     assert lines[0].startswith("cmnist ") and "MNIST" in lines[0] and re.search(r" [1-9]\d* min ", lines[0])
 
 
-def test_a_table_of_features_end_to_end(tmp_path, monkeypatch):
-    """Genes of one complex share a direction; wells shift all features, and are gone once standardised."""
+def test_reproduce_funk22_cellprofiler_finds_complexes_and_removes_wells(tmp_path, monkeypatch):
+    """Genes of one complex share a direction. Wells shift all features, which standardisation removes."""
     rng = np.random.default_rng(0)
     complexes = {f"G{i}": i % 6 for i in range(24)}
     genes = rng.choice([*complexes, *["nontargeting"] * 24], 1200)

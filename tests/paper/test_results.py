@@ -1,4 +1,4 @@
-"""The tables of results are what their rows say."""
+"""Test that published tables and pages agree with the stored rows."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ DOCS, PAPER = ROOT / "docs", ROOT / "benchmarks" / "paper"
 FOLDERS = sorted(path for path in (PAPER / "results").glob("*") if path.is_dir())
 
 
-def test_there_are_results_to_show():
+def test_results_folder_is_not_empty():
     assert FOLDERS
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
-def test_tables_are_made_of_their_rows(folder, tmp_path):
+def test_report_stored_rows_reproduce_stored_table_and_figures(folder, tmp_path):
     frame = finished(EXPERIMENTS[folder.name].trials("small", None), folder)
     lines = (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     assert sorted(frame["key"]) == [json.loads(line)["key"] for line in lines]
-    assert not (folder / "rows").exists()  # all are at rest
+    assert not (folder / "rows").exists()  # all rows are in rows.jsonl
     assert report(folder.name, frame, tmp_path) + "\n" == (folder / "table.md").read_text(encoding="utf-8")
     plt.close("all")
     shown = "".join(page.read_text(encoding="utf-8") for page in sorted((PAPER / "notes").glob("*.md")))
@@ -36,23 +36,23 @@ def test_tables_are_made_of_their_rows(folder, tmp_path):
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
-def test_every_row_answers_a_trial_of_the_small_budget(folder):
-    """Whatever its system means today: a grid that changes must not lose what was run of it."""
+def test_rows_each_belongs_to_a_trial_of_the_small_budget(folder):
+    """Even if its system has changed since: a change of a grid must not drop stored rows."""
     grid = {json.dumps(asdict(trial), sort_keys=True) for trial in EXPERIMENTS[folder.name].trials("small", None)}
     lines = (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     assert {json.dumps(json.loads(line)["trial"], sort_keys=True) for line in lines} <= grid
 
 
-def test_the_page_that_compares_is_made_of_rows():
+def test_compared_page_equals_stored_page():
     assert compared.PAGE.read_text(encoding="utf-8") == compared.page()
 
 
 @pytest.mark.skipif(not DOCS.is_dir(), reason="a source distribution comes without docs")
-def test_the_page_of_results_says_what_its_figure_shows():
+def test_results_page_numbers_equal_means_of_figure():
     means = {}
     for title, systems, scores, _ in overview.panels():
         for system, runs in systems.items():
-            assert len(runs) >= 3, (title, system)  # one that is gone, or has another name, leaves nothing to draw
+            assert len(runs) >= 3, (title, system)  # fewer if a system was removed or renamed
             for score, (label, _) in scores.items():
                 mean, spread = overview.mean_sd(runs, score)
                 assert 0 <= mean <= 1 and 0 <= spread < 0.2, (title, system, label)

@@ -40,55 +40,55 @@ def trial(system: str = "SCBD", seed: int = 0, **model: Any) -> Trial:
 
 @pytest.fixture
 def few_digits(monkeypatch) -> None:
-    """Every fourth digit."""
+    """Load only every fourth digit."""
     digits = DATASETS["colored_digits"]
     few = dataclasses.replace(digits, loader=lambda **how: digits.loader(**how)[::4].copy())
     monkeypatch.setitem(DATASETS, "colored_digits", few)
 
 
-def test_finished_trials_are_not_run_again(tmp_path, monkeypatch):
+def test_run_trials_finished_trials_are_not_run_again(tmp_path, monkeypatch):
     grid = [trial(alpha=0.0), trial(alpha=1.0)]
     first = run_trials(grid[:1], tmp_path)
     trained = []
     train = SCBDModel.train
 
-    def counted(self, **kwargs):
+    def train_and_record_alpha(self, **kwargs):
         trained.append(self.module.alpha)
         train(self, **kwargs)
 
-    monkeypatch.setattr(SCBDModel, "train", counted)
+    monkeypatch.setattr(SCBDModel, "train", train_and_record_alpha)
     frame = run_trials(grid, tmp_path)
     assert trained == [1.0]
-    # of the first there was a line; of both there is, now that none is missing
+    # the rows are folded into one file again, since no trial is missing
     assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "runs"}
     assert len(first) == 1 and list(frame.sort_values("alpha")["alpha"]) == [0, 1]
     assert (frame["steps"] == 4).all()
-    # the history stays, the states that only an interrupted run needs do not
+    # the history is kept; checkpoints, needed by interrupted runs only, are deleted
     files = {name for run in (tmp_path / "runs").iterdir() for name in os.listdir(run)}
     assert files == {"history.csv"}
 
 
-def test_the_same_trial_gives_the_same_scores(tmp_path):
+def test_run_trials_same_trial_scores_are_equal(tmp_path):
     rows = [run_trials([trial(alpha=2.0)], tmp_path / name).iloc[0] for name in ("one", "two")]
     for column in ("r_c in", "r_c out", "z_c out", "supervised_c"):
         assert rows[0][column] == rows[1][column]
     assert rows[0]["key"] == rows[1]["key"]
 
 
-def spoiled_after(step: int, monkeypatch) -> None:
-    """Losses that are no numbers from then on."""
+def make_losses_nan_after(step: int, monkeypatch) -> None:
+    """Make all training losses NaN after a given number of steps."""
     losses, calls = SCBDModule.forward, []
 
-    def spoiled(self, *args, **kwargs):
+    def return_nan_loss(self, *args, **kwargs):
         found = losses(self, *args, **kwargs)
         calls.append(self.training)
         return found._replace(loss=found.loss * float("nan")) if sum(calls) > step else found
 
-    monkeypatch.setattr(SCBDModule, "forward", spoiled)
+    monkeypatch.setattr(SCBDModule, "forward", return_nan_loss)
 
 
-def test_a_setting_that_diverges_is_a_row_that_says_so(tmp_path, monkeypatch):
-    spoiled_after(3, monkeypatch)
+def test_run_trials_diverging_loss_row_has_warning_and_earlier_scores(tmp_path, monkeypatch):
+    make_losses_nan_after(3, monkeypatch)
     diverging = dataclasses.replace(trial(alpha=1.0), training=TRAINING | {"validate_every": 2, "max_steps": 8})
     row = run_trials([diverging], tmp_path).iloc[0]
     assert row["steps"] == 2 and "step 4" in row["warnings"][0]
@@ -96,23 +96,23 @@ def test_a_setting_that_diverges_is_a_row_that_says_so(tmp_path, monkeypatch):
     assert run_trials([diverging], tmp_path)["finished"].tolist() == [row["finished"]]
 
 
-def test_a_setting_that_never_worked_has_no_scores(tmp_path, monkeypatch):
-    spoiled_after(0, monkeypatch)
+def test_run_trials_loss_nan_from_start_raises(tmp_path, monkeypatch):
+    make_losses_nan_after(0, monkeypatch)
     with pytest.raises(TrainingDiverged, match="training loss"):
         run_trials([trial(alpha=1.0)], tmp_path)
 
 
-def test_an_interrupted_trial_goes_on(tmp_path, monkeypatch):
-    """Stopped while it is scored: the trained state is there, and the same scores come of it."""
+def test_run_trials_interrupted_trial_resumes_with_equal_scores(tmp_path, monkeypatch):
+    """Interrupted during scoring, a trial resumes from its trained state and has the same scores."""
     whole = run_trials([trial(alpha=2.0)], tmp_path / "whole").iloc[0]
     protocol = PROTOCOLS["domain generalization"]
 
-    def stopped(*args):
+    def score_and_interrupt(*args):
         protocol(*args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setitem(PROTOCOLS, "domain generalization", stopped)
+        patch.setitem(PROTOCOLS, "domain generalization", score_and_interrupt)
         with pytest.raises(KeyboardInterrupt):
             run_trials([trial(alpha=2.0)], tmp_path / "halves")
     assert Results(tmp_path / "halves").frame().empty
@@ -121,7 +121,7 @@ def test_an_interrupted_trial_goes_on(tmp_path, monkeypatch):
     assert row["r_c out"] == whole["r_c out"] and row["steps"] == whole["steps"]
 
 
-def test_rows_say_of_which_cells_and_which_code_they_are(tmp_path, monkeypatch):
+def test_run_trials_rows_contain_digest_commit_and_version(tmp_path, monkeypatch):
     data: dict[str, Any] = {"n_cells": 300, "n_complexes": 2, "genes_per_complex": 2, "n_wells": 3, "image_size": 16}
     grid = [
         Trial("batch correction", "simulated_screen", "pixel PCA", seed, data, {"n_components": 4}) for seed in (0, 1)
@@ -132,11 +132,11 @@ def test_rows_say_of_which_cells_and_which_code_they_are(tmp_path, monkeypatch):
     expected = [digest_cells(ArraySource(screen.obsm["single_cell_images"]), screen.obs) for screen in screens]
     assert frame["digest"].tolist() == expected and expected[0] != expected[1]
     assert set(frame["commit"]) == {"c0ffee-dirty"} and set(frame["scbd"]) == {scbd.__version__}
-    # whatever files are given: a trial does not name them
+    # the key of a trial does not depend on the files
     assert [trial.key for trial in grid] == frame["key"].tolist()
 
 
-def test_rows_of_a_system_that_has_changed_are_run_again(tmp_path, monkeypatch):
+def test_run_trials_changed_system_version_warns_and_runs_again(tmp_path, monkeypatch):
     data: dict[str, Any] = {"n_cells": 300, "n_complexes": 2, "genes_per_complex": 2, "n_wells": 3, "image_size": 16}
     grid = [Trial("batch correction", "simulated_screen", "pixel PCA", 0, data, {"n_components": 4})]
     before = run_trials(grid, tmp_path)
@@ -147,17 +147,17 @@ def test_rows_of_a_system_that_has_changed_are_run_again(tmp_path, monkeypatch):
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 2
 
 
-def test_shards_share_the_work(tmp_path):
+def test_run_trials_two_shards_complete_the_grid(tmp_path):
     grid = [trial(alpha=float(alpha)) for alpha in range(3)]
     first = run_trials(grid, tmp_path, shard=(1, 2))
     assert sorted(first["alpha"]) == [0, 2]
-    # others may still be writing theirs
+    # other shards may still be writing their rows
     assert len(list((tmp_path / "rows").iterdir())) == 2 and not (tmp_path / "rows.jsonl").exists()
     assert len(run_trials(grid, tmp_path, shard=(2, 2))) == 3
     assert not (tmp_path / "rows").exists() and len((tmp_path / "rows.jsonl").read_text().splitlines()) == 3
 
 
-def test_data_are_loaded_once_a_seed(tmp_path, monkeypatch):
+def test_run_trials_loads_data_once_per_seed(tmp_path, monkeypatch):
     loaded = []
     dataset = DATASETS["colored_digits"]
 
@@ -170,7 +170,7 @@ def test_data_are_loaded_once_a_seed(tmp_path, monkeypatch):
     assert loaded == [0, 1]
 
 
-def test_batch_correction_scores_biology_and_batch(tmp_path):
+def test_run_trials_batch_correction_scores_biology_and_batch(tmp_path):
     data = {"n_cells": 400, "n_complexes": 3, "genes_per_complex": 3, "n_wells": 4, "image_size": 16}
     features = Trial("batch correction", "simulated_screen", "pixel PCA", 0, data, {"n_components": 16})
     model = {"encoder": "small", "n_latent": 8, "alpha": 1.0}
@@ -182,15 +182,15 @@ def test_batch_correction_scores_biology_and_batch(tmp_path):
     assert np.isnan(frame.loc["pixel PCA", "supervised_c"]) and frame.loc["SCBD", "supervised_c"] > 0
 
 
-def test_new_cells_are_scored_without_those_that_were_learned_from(tmp_path, monkeypatch):
+def test_run_trials_new_cells_scores_only_validation_cells(tmp_path, monkeypatch):
     scored = []
     scores = protocols.correction_scores
 
-    def spied(adata, embedding, **kwargs):
+    def record_scored_cells(adata, embedding, **kwargs):
         scored.append((set(adata.obs_names), len(embedding)))
         return scores(adata, embedding, **kwargs)
 
-    monkeypatch.setattr(protocols, "correction_scores", spied)
+    monkeypatch.setattr(protocols, "correction_scores", record_scored_cells)
     data: dict[str, Any] = {"n_cells": 600, "n_complexes": 3, "genes_per_complex": 3, "n_wells": 4, "image_size": 16}
     model: dict[str, Any] = {"encoder": "small", "n_latent": 8, "style_target": None}
     training: dict[str, Any] = {"max_steps": 4, "batch_size": 64, "train_size": 0.5, "enable_progress_bar": False}
@@ -205,7 +205,7 @@ def test_new_cells_are_scored_without_those_that_were_learned_from(tmp_path, mon
     assert names == set(adata.obs_names[learned.validation_indices]) and n_cells == len(names) == 300
 
 
-def test_nothing_is_run_when_something_is_wrong(tmp_path):
+def test_run_trials_invalid_trial_raises_before_running(tmp_path):
     for bad, message in [
         (Trial("domain generalization", "mnist", "SCBD"), "A trial names 'mnist', which is not known"),
         (Trial("domain generalization", "pixel PCA", "SCBD"), "A trial names 'pixel PCA', which is not known"),
@@ -225,7 +225,7 @@ def test_nothing_is_run_when_something_is_wrong(tmp_path):
     assert not (tmp_path / "rows").exists()
 
 
-def test_a_package_that_is_missing_is_named_before_any_run(tmp_path, monkeypatch):
+def test_run_trials_missing_package_raises_before_running(tmp_path, monkeypatch):
     monkeypatch.setitem(NEEDED, "Harmony", "no_such_package")
     trials = [Trial("unseen perturbations", "cpjump1", system) for system in ("features", "Harmony")]
     with pytest.raises(ImportError, match="Harmony"):
@@ -233,8 +233,8 @@ def test_a_package_that_is_missing_is_named_before_any_run(tmp_path, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
-def test_rows_of_other_files_under_the_same_name_are_told_of(tmp_path):
-    """A file was mended, or another one was given, and the rest of a grid is run."""
+def test_run_trials_rows_of_other_cells_warns(tmp_path):
+    """The input file has changed between two parts of a grid."""
     table = cpjump1_table()
     table.to_parquet(tmp_path / "wells.parquet")
     trials = [Trial("unseen perturbations", "cpjump1", system, 0, {"fold": 0}) for system in ("features", "scaled")]
@@ -249,30 +249,30 @@ RESNET: dict[str, Any] = {"encoder": "resnet18", "standardize": False}
 STEPS: dict[str, Any] = {"max_steps": 2, "lr": 1e-9, "batch_size": 16, "split": "split"}
 
 
-def of_pacs(model: dict[str, Any], training: dict[str, Any]) -> Trial:
+def make_pacs_trial(model: dict[str, Any], training: dict[str, Any]) -> Trial:
     return Trial("domain generalization", "pacs", "ERM", 0, {"test_environment": "photo"}, model, training)
 
 
 @pytest.fixture
 def weights(tmp_path):
-    """All of the first layer 7, which no random weight is."""
+    """Weights file whose first layer has only the value 7, which random weights do not reach."""
     state = build_encoder("resnet18", 3).state_dict()
     state["conv1.weight"].fill_(7)
     torch.save(state, tmp_path / "weights.pth")
     return tmp_path / "weights.pth"
 
 
-def test_a_trial_starts_from_weights_and_names_them(weights, tmp_path, monkeypatch):
+def test_with_weights_trial_starts_from_and_records_weights(weights, tmp_path, monkeypatch):
     started = []
     train = type(build_encoder("resnet18", 3)).forward
 
-    def seen(self, images):
+    def record_first_weights(self, images):
         started.append(float(self.conv1.weight.detach().min()))
         return train(self, images)
 
-    monkeypatch.setattr(type(build_encoder("resnet18", 3)), "forward", seen)
+    monkeypatch.setattr(type(build_encoder("resnet18", 3)), "forward", record_first_weights)
     path = write_domains(tmp_path / "PACS", PACS_DOMAINS, PACS_CLASSES, n=5)
-    plain = of_pacs(RESNET, STEPS)
+    plain = make_pacs_trial(RESNET, STEPS)
     (trial,) = with_weights([plain], weights)
     assert trial.key != plain.key and str(weights) not in str(trial)
     frame = run_trials([trial], tmp_path / "out", path=path, weights=weights)
@@ -282,11 +282,11 @@ def test_a_trial_starts_from_weights_and_names_them(weights, tmp_path, monkeypat
         run_trials([trial], tmp_path / "out", path=path)
 
 
-def test_what_is_not_trained_and_what_is_small_has_none(weights):
+def test_with_weights_untrained_or_small_encoder_is_unchanged(weights):
     control, small, named = (
-        of_pacs(RESNET, STEPS | UNTRAINED),
-        of_pacs({"encoder": "small"}, STEPS),
-        of_pacs(RESNET, STEPS),
+        make_pacs_trial(RESNET, STEPS | UNTRAINED),
+        make_pacs_trial({"encoder": "small"}, STEPS),
+        make_pacs_trial(RESNET, STEPS),
     )
     found = with_weights([control, small, named], weights)
     assert found[:2] == [control, small] and "weights" in found[2].model
@@ -301,8 +301,8 @@ def test_what_is_not_trained_and_what_is_small_has_none(weights):
 @pytest.mark.parametrize(
     ("room", "message"), [({"memory": 100_000}, "iVAE: embeddings of 300 cells"), ({"free": 10}, "are free")]
 )
-def test_a_grid_that_could_not_end_does_not_begin(room, message, tmp_path, monkeypatch):
-    """What would fail is the last trial, after all others."""
+def test_run_trials_too_little_memory_or_disk_raises_before_running(room, message, tmp_path, monkeypatch):
+    """Without this check, only the last trial would fail, after all others have run."""
     data = {"n_cells": 300, "n_complexes": 3, "genes_per_complex": 3, "n_wells": 4, "image_size": 16}
     small = Trial("batch correction", "simulated_screen", "pixel PCA", 0, data, {"n_components": 2})
     large = Trial("batch correction", "simulated_screen", "iVAE", 0, data, {"n_latent": 64})

@@ -36,7 +36,7 @@ from scbd.model import SCBDModel
 
 
 class Model:
-    """Its representation tells y; and e, with the environments of no part far away."""
+    """Model whose representation is the codes of y and e with little noise."""
 
     can_predict = True
 
@@ -49,12 +49,12 @@ class Model:
         return self.r
 
     def predict(self) -> np.ndarray:
-        """The head that learned with the encoder, which sees less."""
+        """Return the labels of the jointly trained classifier, which is wrong in the last environment."""
         return np.where(self.r[:, 1] < 2.5, self.r[:, 0].round().astype(int), 0).astype(str)
 
 
 @pytest.mark.parametrize("part", ["ood_validation", "nowhere"])
-def test_cells_of_another_part_are_neither_in_nor_out(part):
+def test_generalization_scores_other_parts_are_excluded(part):
     rng = np.random.default_rng(1)
     split = np.repeat(["train", "validation", "test", part], [200, 100, 100, 400])
     e = np.select([split == "test", split == part], [2, 3], rng.integers(2, size=800))
@@ -63,12 +63,12 @@ def test_cells_of_another_part_are_neither_in_nor_out(part):
     scores = generalization_scores(adata, Model(adata), y_key="y", e_key="e")  # type: ignore[arg-type]
     assert scores["r_c in"] == scores["r_c out"] == 1 and scores["e from r_c"] == 1
     assert scores["own in"] == scores["own out"] == 1
-    # of the two environments that were trained on; the other part would be the largest by far
+    # chance refers to the two environments seen in training; the other part would be the largest class by far
     seen = obs.loc[obs["split"].isin(["train", "validation"]), "e"]
     assert scores["e chance"] == pytest.approx(seen.value_counts(normalize=True).max())
 
 
-def parts_of(names: list[str], n: int = 300) -> AnnData:
+def make_split_cells(names: list[str], n: int = 300) -> AnnData:
     rng = np.random.default_rng(0)
     obs = pd.DataFrame({"y": rng.integers(2, size=n), "e": rng.integers(2, size=n)}).astype(str)
     obs["split"] = np.resize(np.array(names, dtype=object), n)
@@ -78,42 +78,42 @@ def parts_of(names: list[str], n: int = 300) -> AnnData:
 @pytest.mark.parametrize(
     "names", [["training", "val", "test"], ["Train", "valid", "TEST"], ["train", "validation", None]]
 )
-def test_parts_have_the_names_that_training_takes(names):
-    """In distribution was NaN without a word, or scoring failed after training."""
-    adata = parts_of(names)
+def test_generalization_scores_accepts_names_of_parts_of_train(names):
+    """Before, accuracy in distribution was NaN without a warning, or scoring failed after training."""
+    adata = make_split_cells(names)
     scores = generalization_scores(adata, Model(adata), y_key="y", e_key="e")  # type: ignore[arg-type]
     assert scores["r_c in"] == scores["own in"] == scores["e from r_c, new"] == 1
     assert np.isnan(scores["r_c out"]) == (names[2] is None)
 
 
-def test_environments_are_also_read_from_cells_that_were_not_learned_from():
-    adata = parts_of(["train", "validation", "test"])
+def test_generalization_scores_environment_also_scored_on_new_cells():
+    adata = make_split_cells(["train", "validation", "test"])
     model = Model(adata)
     known = adata.obs["split"].eq("train").to_numpy()
-    model.r[known] = model.r[known] * [1, 0]  # of its own cells it hides the environment
+    model.r[known] = model.r[known] * [1, 0]  # the environment is hidden in training cells
     scores = generalization_scores(adata, model, y_key="y", e_key="e")  # type: ignore[arg-type]
     assert scores["e from r_c, new"] == 1 and scores["e from r_c"] < 0.9
     e = adata.obs["e"][adata.obs["split"] == "validation"]
     assert scores["e chance, new"] == pytest.approx(e.value_counts(normalize=True).max())
 
 
-def test_one_environment_among_new_cells_is_not_read():
-    adata = parts_of(["train", "validation", "test"])
+def test_generalization_scores_one_new_environment_returns_nan():
+    adata = make_split_cells(["train", "validation", "test"])
     adata.obs.loc[adata.obs["split"] == "validation", "e"] = "0"
     scores = generalization_scores(adata, Model(adata), y_key="y", e_key="e")  # type: ignore[arg-type]
     assert np.isnan(scores["e from r_c, new"]) and scores["e chance, new"] == 1 and scores["e from r_c"] > 0.9
 
 
-def test_a_model_that_knows_the_test_cells_is_not_scored():
-    adata = parts_of(["train", "validation", "test"])
+def test_generalization_scores_model_trained_on_test_cells_raises():
+    adata = make_split_cells(["train", "validation", "test"])
     model = Model(adata)
     model.train_indices = np.arange(adata.n_obs)
     with pytest.raises(ValueError, match="100 of 100 test cells"):
         generalization_scores(adata, model, y_key="y", e_key="e")  # type: ignore[arg-type]
 
 
-def test_rows_of_batch_correction_split_cells_one_by_one():
-    """As all rows did that are published: guides would be held out by default."""
+def test_correction_scores_guide_key_probes_still_split_by_cell():
+    """Cells are split individually, as in all published rows, although the probe would hold out guides by default."""
     rng = np.random.default_rng(0)
     gene, well = rng.integers(4, size=600), rng.integers(3, size=600)
     obs = pd.DataFrame({"gene": gene, "well": well, "guide": 5 * gene + rng.integers(5, size=600)}).astype(str)
@@ -126,8 +126,8 @@ def test_rows_of_batch_correction_split_cells_one_by_one():
     assert {name: value for name, value in scores.items() if "probe" in name} == probes
 
 
-def test_genes_are_averaged_guide_by_guide_where_guides_are_known():
-    """A guide with most of the cells has no more say than another."""
+def test_correction_scores_guide_key_guides_have_equal_weight():
+    """Each guide has the same weight, whatever its number of cells."""
     rng = np.random.default_rng(0)
     gene = np.repeat([f"G{i}" for i in range(8)] + ["nontargeting"], 60)
     many = np.tile(np.arange(60) > 5, 9)
@@ -140,20 +140,20 @@ def test_genes_are_averaged_guide_by_guide_where_guides_are_known():
     plain = correction_scores(without, z, guide_key=None, **keys)
     assert correction_scores(without, z, guide_key="guide", **keys) == plain
     assert correction_scores(with_guides, z, guide_key="guide", **keys) != plain
-    # kept at each percentile, up to 100 as the paper's text has them; the area is that of the published ones
+    # the row holds all percentiles up to 100, as the paper's text states; the area uses the published ones
     curve = curves_of(pd.DataFrame([plain | {"name": "z"}]))["z"]
     assert len(curve) == 21
     assert relationship_area(curve[:-1]) == pytest.approx(plain["relationship_area"])
 
 
-def test_it_is_the_original_s():
+def test_unstandardised_f1_equals_original_implementation():
     known = known_answers("scbd_data")
     labels = 6 * known["probe_plate"] + known["probe_well"]
     found = unstandardised_f1(known["probe_z"], labels)
     assert found == pytest.approx(float(known["probe_well_macro_f1"]), abs=1e-6)
 
 
-def test_a_smaller_embedding_tells_less():
+def test_unstandardised_f1_smaller_scale_lowers_score():
     rng = np.random.default_rng(0)
     labels = np.arange(600) % 6
     z = rng.normal(size=(600, 6)) + 2 * np.eye(6)[labels]
@@ -164,7 +164,7 @@ def test_a_smaller_embedding_tells_less():
 QUICK: dict[str, Any] = {"max_steps": 2, "batch_size": 24, "enable_progress_bar": False, "accelerator": "cpu"}
 
 
-def test_the_mcvae_is_scored_as_its_paper_and_as_its_code_do():
+def test_blocks_of_mcvae_returns_salient_and_both_blocks():
     cells = make_cells()
     MCVAEModel.setup_anndata(cells, y_key="gene", e_key="well")
     model = MCVAEModel(cells, control="gene_2", n_latent=5)
@@ -177,7 +177,7 @@ def test_the_mcvae_is_scored_as_its_paper_and_as_its_code_do():
     np.testing.assert_array_equal(blocks["both blocks"], np.hstack([salient, background]))
 
 
-def test_others_have_one_block():
+def test_blocks_of_erm_returns_one_block():
     cells = make_cells()
     ERMModel.setup_anndata(cells, y_key="gene", e_key="well")
     model = ERMModel(cells, encoder="small")
@@ -187,7 +187,7 @@ def test_others_have_one_block():
     np.testing.assert_array_equal(z, model.get_latent_representation())
 
 
-def test_scores_have_the_names_of_their_variant_and_chance_is_that_of_all():
+def test_side_by_side_prefixes_variants_and_averages_chance():
     rows = [
         ("as it is", "e_probe_f1", 0.5, 0.1),
         ("as it is", "effective_rank", 3.0, np.nan),
@@ -208,7 +208,7 @@ def test_scores_have_the_names_of_their_variant_and_chance_is_that_of_all():
 SCREEN = {"n_cells": 1200, "n_wells": 18, "plate_wells": 6, "image_size": 16, "n_complexes": 2, "guides_per_gene": 2}
 
 
-def scored(tmp_path, fold: int = 1, **model: Any) -> dict[str, Any]:
+def score_new_plate(tmp_path, fold: int = 1, **model: Any) -> dict[str, Any]:
     training, how = {"max_steps": 3, "batch_size": 64}, {"standardize_by": "auto", "encoder": "small"} | model
     trial = Trial("new environments", "simulated_screen_plates", "ERM", 0, {}, how, training)
     dataset = DATASETS[trial.dataset]
@@ -221,28 +221,28 @@ def scored(tmp_path, fold: int = 1, **model: Any) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:.*did not converge", "ignore:.*not converged")
-def test_a_new_plate_is_scored_by_each_way_to_embed_it(tmp_path):
-    scores = scored(tmp_path)
+def test_new_environments_standardising_model_scores_each_way_to_embed(tmp_path):
+    scores = score_new_plate(tmp_path)
     own = ["standardised by its own cells", "standardised by its own cells, z not centred"]
     corrected = ["z standardised on controls", "z standardised"] + ["z Harmony"] * bool(find_spec("harmonypy"))
     ways = [*own, "as training cells", *corrected]
     assert list(scores) == [f"{way}: {score}" for way in ways for score in ("y AUROC", "y F1", "new or old")]
-    assert len({scores[f"{way}: y AUROC"] for way in ways}) == len(ways)  # none is another one
+    assert len({scores[f"{way}: y AUROC"] for way in ways}) == len(ways)  # all ways differ
 
 
 @pytest.mark.filterwarnings("ignore:.*did not converge", "ignore:.*not converged")
-def test_a_model_that_leaves_environments_as_they_are_has_one_way(tmp_path):
-    ways = {name.split(": ")[0] for name in scored(tmp_path, standardize_by=None)}
+def test_new_environments_unstandardised_model_has_one_way_to_embed(tmp_path):
+    ways = {name.split(": ")[0] for name in score_new_plate(tmp_path, standardize_by=None)}
     assert {way for way in ways if not way.startswith("z ")} == {"as training cells"}
 
 
-def test_a_screen_without_that_plate_gets_a_sentence():
+def test_load_simulated_screen_plates_missing_fold_raises():
     with pytest.raises(ValueError, match="fold=3"):
         DATASETS["simulated_screen_plates"].load(None, 0, fold=3, **SCREEN)
 
 
-def test_new_cells_that_stand_apart_are_told_and_labels_that_move_are_lost():
-    """Known answers: labels are two directions; the new plate is shifted, or has them exchanged."""
+def test_transfer_scores_shifted_plate_or_exchanged_labels_are_detected():
+    """Labels are known directions; the new plate is shifted, or its labels are exchanged."""
     dataset = DATASETS["simulated_screen_plates"]
     adata = dataset.load(None, 0, fold=0, **SCREEN)
     rng = np.random.default_rng(0)
@@ -258,7 +258,7 @@ def test_new_cells_that_stand_apart_are_told_and_labels_that_move_are_lost():
     assert transfer_scores(adata, exchanged, dataset, new)["y AUROC"] < 0.6
 
 
-def test_maps_of_new_plates_are_scored_as_naive_loops_would():
+def test_plate_map_scores_is_equal_to_naive():
     rng, dataset = np.random.default_rng(0), DATASETS["simulated_screen_plates"]
     gene = np.repeat([*[f"G{i}" for i in range(8)], "nontargeting"], 120)
     guide, well = gene + "/" + rng.integers(2, size=1080).astype(str), rng.integers(6, size=1080).astype(str)
@@ -300,7 +300,7 @@ def wells(tmp_path):
     return DATASETS["cpjump1"].load(tmp_path / "wells.parquet", 0, fold=0)
 
 
-def test_a_perfect_embedding_and_one_that_says_nothing(wells):
+def test_profile_scores_perfect_embedding_is_one_noise_is_low(wells):
     dataset, rng = DATASETS["cpjump1"], np.random.default_rng(0)
     codes = wells.obs["Metadata_broad_sample"].cat.codes.to_numpy()
     perfect = rng.normal(size=(codes.max() + 1, 40))[codes]
@@ -314,7 +314,7 @@ def test_a_perfect_embedding_and_one_that_says_nothing(wells):
     assert noise["across positions"] < 0.1 and noise["mechanism"] < 0.4 and noise["e, linear, new"] < 0.4
 
 
-def test_controls_at_positions_that_were_learned_from_take_no_part(wells):
+def test_profile_scores_controls_at_training_positions_are_excluded(wells):
     dataset, rng = DATASETS["cpjump1"], np.random.default_rng(0)
     z = rng.normal(size=(wells.n_obs, 20))
     before = profile_scores(wells, z, dataset)
@@ -325,8 +325,8 @@ def test_controls_at_positions_that_were_learned_from_take_no_part(wells):
     assert profile_scores(wells, z, dataset) == before
 
 
-def test_plates_are_read_from_wells_that_were_not_learned_from(wells):
-    """Of its training wells an embedding that knows the compounds by heart hides the plate."""
+def test_profile_scores_plate_is_predicted_from_new_wells_only(wells):
+    """In training wells, an embedding that has memorised the compounds hides the plate."""
     dataset, rng = DATASETS["cpjump1"], np.random.default_rng(0)
     codes = wells.obs[dataset.e_key].cat.codes.to_numpy()
     z = np.eye(codes.max() + 1)[codes] + rng.normal(0, 0.01, (wells.n_obs, codes.max() + 1))
@@ -338,7 +338,7 @@ def test_plates_are_read_from_wells_that_were_not_learned_from(wells):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_corrections_learn_from_the_rows_they_are_given(wells, name):
+def test_tables_each_correction_is_fitted_on_given_rows_only(wells, name):
     if name == "Harmony":
         pytest.importorskip("harmonypy", reason="harmonypy (extra benchmark) is not installed")
     dataset, fit = DATASETS["cpjump1"], (wells.obs["split"] == "train").to_numpy()
@@ -355,8 +355,8 @@ def test_corrections_learn_from_the_rows_they_are_given(wells, name):
 @pytest.mark.parametrize(
     ("name", "settings"), [("sphering", {}), ("TVN", {}), ("WCCN", {}), ("standardised", {"on_controls": True})]
 )
-def test_controls_that_are_scored_against_teach_nothing(wells, name, settings):
-    """On new plates neither: negatives that were fitted on would be told apart by that."""
+def test_tables_controls_used_as_negatives_do_not_affect_fit(wells, name, settings):
+    """This also holds on new plates: negatives used in the fit would be distinguishable."""
     dataset, fit = DATASETS["cpjump1"], (wells.obs["split"] == "train").to_numpy()
     scored = ((wells.obs["Metadata_broad_sample"] == "DMSO") & ~wells.obs["known_position"]).to_numpy()
     z = TABLES[name](Table(wells, dataset, fit), **settings)
@@ -365,8 +365,8 @@ def test_controls_that_are_scored_against_teach_nothing(wells, name, settings):
 
 
 @pytest.mark.filterwarnings("ignore:.*of the variance of the features")
-def test_controls_that_are_scored_against_standardise_no_new_plate(wells):
-    """Those that are not do."""
+def test_without_scored_controls_negatives_do_not_standardise_new_plate(wells):
+    """Controls that are not used as negatives do standardise new plates."""
     dataset, rng = DATASETS["cpjump1"], np.random.default_rng(0)
     SCBDModel.setup_anndata(wells, **dataset.columns)
     model = SCBDModel(wells)
@@ -385,7 +385,7 @@ def test_controls_that_are_scored_against_standardise_no_new_plate(wells):
     assert wells.obs["Metadata_broad_sample"].notna().all()
 
 
-def test_labels_are_read_in_one_replicate_by_the_other(tmp_path):
+def test_across_environments_label_embedding_returns_one(tmp_path):
     breinig2015_table(n=1200).to_parquet(tmp_path / "cells.parquet")
     dataset = DATASETS["breinig2015"]
     cells = dataset.load(tmp_path / "cells.parquet", 0, fold=0)

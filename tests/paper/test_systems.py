@@ -19,14 +19,14 @@ from paper.trials import Trial
 from scbd.metrics import label_probe
 
 
-def test_one_setting_for_all_seeds():
-    """The small rate is best on the first seed, and worse in the mean."""
+def test_best_setting_two_seeds_returns_best_mean():
+    """The small learning rate is better for the first seed, and worse on average."""
     accuracy = pd.Series([0.9, 0.8, 0.1, 0.7])
     assert best_setting(accuracy, pd.Series(["small", "large", "small", "large"])) == "large"
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 8)), min_size=1))
-def test_no_setting_has_a_higher_mean(runs):
+def test_best_setting_any_runs_returns_highest_mean(runs):
     of: dict[str, list[int]] = {}
     for setting, accuracy in runs:
         of.setdefault(setting, []).append(accuracy)
@@ -35,17 +35,17 @@ def test_no_setting_has_a_higher_mean(runs):
     assert means[best_setting(pd.Series(accuracies), pd.Series(settings))] == max(means.values())
 
 
-def test_of_equals_the_first_is_taken():
+def test_best_setting_equal_means_returns_first():
     assert best_setting(pd.Series([0.5, 0.5]), pd.Series(["z", "a"])) == "z"
 
 
-def test_the_index_of_runs_does_not_matter():
+def test_best_setting_other_index_returns_same_setting():
     accuracy = pd.Series([0.2, 0.9], index=[7, 3])
     assert best_setting(accuracy, pd.Series(["a", "b"])) == "b"
 
 
 @given(st.lists(st.integers(0, 8), min_size=4, max_size=4), st.integers(0, 1))
-def test_what_is_left_of_a_setting_whose_runs_were_lost_is_not_chosen(accuracies, lost):
+def test_best_setting_setting_with_nan_is_not_chosen_all_nan_raises(accuracies, lost):
     accuracy = pd.Series(accuracies, dtype=float)
     accuracy[2 * lost] = np.nan
     setting = pd.Series(["a", "a", "b", "b"])
@@ -55,8 +55,8 @@ def test_what_is_left_of_a_setting_whose_runs_were_lost_is_not_chosen(accuracies
         best_setting(accuracy, setting)
 
 
-def test_the_paper_s_space():
-    """Appendix of the paper, table of the search space."""
+def test_settings_of_model_space_has_sizes_of_the_paper():
+    """The sizes equal the table of the search space in the appendix of the paper."""
     assert set(MODEL_SPACE) <= set(SYSTEMS)
     sizes = {system: len(settings_of(space)) for system, space in MODEL_SPACE.items()}
     assert sizes == {"ERM": 1, "CORAL": 3, "DANN": 3, "IRM": 4, "Fish": 6, "Group DRO": 1, "iVAE": 1}
@@ -66,8 +66,8 @@ def test_the_paper_s_space():
 CELLPROFILER: dict[str, Any] = {"y_key": "gene", "e_key": "well", "control": "nontargeting"}
 
 
-def test_cellprofiler_is_standardised_on_controls_and_reduced():
-    """Wells shift and scale all features; a missing value, and what never varies, count as typical."""
+def test_cellprofiler_features_well_shift_is_standardised_on_controls():
+    """Wells shift and scale all features. Missing values and constant features count as typical."""
     rng = np.random.default_rng(0)
     well, gene = rng.integers(3, size=600), rng.choice(["A", "nontargeting"], 600)
     truth = rng.normal(size=(600, 3)) + 4.0 * (gene == "A")[:, None]
@@ -84,10 +84,10 @@ def test_cellprofiler_is_standardised_on_controls_and_reduced():
 
 
 def cellprofiler_at_once(features: np.ndarray, wells: np.ndarray, is_control: np.ndarray, n: int) -> np.ndarray:
-    """In one piece, by scikit-learn."""
+    """Compute the embedding from the whole table at once, with scikit-learn."""
     features = np.where(np.isfinite(features), features, np.nan).astype(np.float64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of features without a value
+        warnings.simplefilter("ignore", RuntimeWarning)  # features without any value
         for well in np.unique(wells):
             learned = features[(wells == well) & is_control]
             sd = np.nanstd(learned, axis=0, ddof=1)
@@ -97,7 +97,7 @@ def cellprofiler_at_once(features: np.ndarray, wells: np.ndarray, is_control: np
     return PCA(n, svd_solver="full").fit_transform(features[:, np.ptp(features, axis=0) > 0])
 
 
-def screen_of_features(n: int, d: int, rng: np.random.Generator) -> AnnData:
+def make_cellprofiler_screen(n: int, d: int, rng: np.random.Generator) -> AnnData:
     well, gene = rng.integers(5, size=n), rng.choice(["A", "B", "nontargeting"], n)
     table = rng.normal(size=(n, d)) @ (rng.normal(size=(d, d)) * 2.0 ** -np.arange(d)[:, None])
     obs = pd.DataFrame({"well": well.astype(str), "gene": gene}, index=map(str, range(n)))
@@ -106,8 +106,8 @@ def screen_of_features(n: int, d: int, rng: np.random.Generator) -> AnnData:
 
 @pytest.mark.parametrize("n", [40, 20_000])
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_cellprofiler_by_blocks_is_that_of_the_table_at_once(n, on_disk):
-    adata = screen_of_features(n, 8, np.random.default_rng(n))
+def test_cellprofiler_features_in_blocks_are_equal_to_naive(n, on_disk):
+    adata = make_cellprofiler_screen(n, 8, np.random.default_rng(n))
     table, wells = adata.obsm["X_cellprofiler"], adata.obs["well"].to_numpy()
     table[3] *= 1e6  # beyond ten standard deviations
     table[:, 1] += 1e4
@@ -117,7 +117,7 @@ def test_cellprofiler_by_blocks_is_that_of_the_table_at_once(n, on_disk):
     table[np.flatnonzero(wells == "3")[1:], 3] = np.nan
     adata.obs.loc[wells == "4", "gene"] = "A"  # no controls
     adata.obs.iloc[np.flatnonzero(wells == "0")[1:], 1] = "A"
-    adata.obs.iloc[np.flatnonzero(wells == "0")[:1], 1] = "nontargeting"  # one
+    adata.obs.iloc[np.flatnonzero(wells == "0")[:1], 1] = "nontargeting"  # one control
     expected = cellprofiler_at_once(table, wells, (adata.obs["gene"] == "nontargeting").to_numpy(), 5)
     if on_disk:
         adata.obsm["X_cellprofiler"] = zarr.create_array(store={}, data=table, chunks=(1000, 8))
@@ -126,19 +126,19 @@ def test_cellprofiler_by_blocks_is_that_of_the_table_at_once(n, on_disk):
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
-def test_cellprofiler_holds_blocks_and_not_the_table():
+def test_cellprofiler_features_memory_does_not_grow_with_table():
     peaks = []
     for n in (20_000, 100_000):
-        adata = screen_of_features(n, 40, np.random.default_rng(0))
+        adata = make_cellprofiler_screen(n, 40, np.random.default_rng(0))
         tracemalloc.start()
         FEATURES["CellProfiler"](adata, **CELLPROFILER, n_components=4)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] - peaks[0] < 80_000 * 40  # a byte for each value, in which the components are
+    assert peaks[1] - peaks[0] < 80_000 * 40  # at most one byte per added value, including the components
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_no_system_standardises_an_environment_that_must_not_be_seen(system):
+def test_as_measured_unseen_environment_is_not_standardised(system):
     cells = make_cells()
     SYSTEMS[system].setup_anndata(cells, y_key="gene", e_key="well")
     model = {"control": "gene_2"} if system == "mcVAE" else {}
@@ -146,10 +146,10 @@ def test_no_system_standardises_an_environment_that_must_not_be_seen(system):
     unseen = Trial("domain generalization", "", system, model=model)
     assert SYSTEMS[system](cells, **as_measured(seen, {}, cells)[0]).module.preprocess.environments is not None
     preprocess = SYSTEMS[system](cells, **as_measured(unseen, {}, cells)[0]).module.preprocess
-    assert preprocess.environments is None and not preprocess.augment  # a turned 6 is a 9
+    assert preprocess.environments is None and not preprocess.augment  # a rotated 6 is a 9
 
 
-def test_a_trial_means_what_it_meant_when_it_was_measured():
+def test_as_measured_older_trial_returns_former_defaults():
     cells = make_cells()
     before = {"standardize_by": None, "augment": False, "set_size": 1, "include_self": True, "smoothing": 2 / 3}
     for name in ("batch correction of new cells", "domain generalization", "counterfactuals"):
@@ -159,6 +159,6 @@ def test_a_trial_means_what_it_meant_when_it_was_measured():
     assert as_measured(today, {}, cells) == ({"standardize_by": "auto"}, {})
 
 
-def test_an_unseen_environment_stays_unseen_where_trials_say_how_inputs_are_standardised():
+def test_as_measured_standardize_by_none_does_not_augment():
     asked = Trial("domain generalization", "", "SCBD", model={"standardize_by": None})
     assert not as_measured(asked, {}, make_cells())[0]["augment"]

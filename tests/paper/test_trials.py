@@ -18,7 +18,7 @@ from paper.trials import Results, Trial
 TRIAL = Trial("domain generalization", "colored_mnist", "SCBD", 3, {"n_train": 10}, {"alpha": 1.0}, {"lr": 0.1})
 
 
-def test_a_key_is_the_same_for_the_same_trial_and_another_for_any_other():
+def test_key_equal_trials_is_equal_other_trials_differ():
     same = Trial("domain generalization", "colored_mnist", "SCBD", 3, {"n_train": 10}, {"alpha": 1.0}, {"lr": 0.1})
     assert TRIAL.key == same.key and TRIAL.key.startswith("colored-mnist-scbd-seed-3-")
     others = [
@@ -29,12 +29,12 @@ def test_a_key_is_the_same_for_the_same_trial_and_another_for_any_other():
         Trial("domain generalization", "colored_mnist", "SCBD", 3, {"n_train": 10}, {"alpha": 1.0}, {"lr": 0.2}),
     ]
     assert len({trial.key for trial in [TRIAL, *others]}) == 6
-    # the order in which settings are named does not matter
+    # the order of settings does not matter
     one, two = (Trial("p", "d", "s", model=model) for model in ({"a": 1, "b": 2}, {"b": 2, "a": 1}))
     assert one.key == two.key
 
 
-def test_rows_hold_everything_needed_to_run_again(tmp_path):
+def test_add_row_contains_trial_scores_and_run(tmp_path):
     results = Results(tmp_path)
     assert results.missing([TRIAL]) and results.frame().empty
     results.add(TRIAL, {"r_c out": 0.5}, {"seconds": 2.0})
@@ -55,7 +55,7 @@ def test_rows_hold_everything_needed_to_run_again(tmp_path):
     assert Trial(**results.rows()[TRIAL.key]["trial"]) == TRIAL
 
 
-def test_at_rest_they_are_the_same(tmp_path):
+def test_fold_frame_is_unchanged(tmp_path):
     others = [replace(TRIAL, seed=seed) for seed in (5, 4)]
     results = Results(tmp_path)
     for trial in (*others, TRIAL):
@@ -72,7 +72,7 @@ def test_at_rest_they_are_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("model", [{}, {"alpha": "auto"}, {"alpha": 1.0}])
-def test_a_rule_of_alpha_that_has_changed_concerns_the_rows_it_chose_for(monkeypatch, model):
+def test_key_changed_rule_of_alpha_changes_only_automatic_alpha(monkeypatch, model):
     new, erm = (Trial("domain generalization", "colored_mnist", name, model=model) for name in ("SCBD", "ERM"))
     before = new.key, erm.key
     monkeypatch.setattr(systems, "RULES_OF_ALPHA", systems.RULES_OF_ALPHA + 1)
@@ -80,19 +80,19 @@ def test_a_rule_of_alpha_that_has_changed_concerns_the_rows_it_chose_for(monkeyp
     assert erm.key == before[1]
 
 
-def test_a_way_to_score_that_has_changed_concerns_the_rows_of_its_protocol(monkeypatch):
+def test_key_changed_scores_changes_only_trials_of_their_protocol(monkeypatch):
     read, plain = (Trial(name, "colored_mnist", "ERM") for name in ("counterfactuals", "domain generalization"))
     before = read.key, plain.key
     monkeypatch.setitem(systems.CHANGED_SCORES, "counterfactuals", systems.CHANGED_SCORES["counterfactuals"] + 1)
     assert read.key != before[0] and plain.key == before[1]
 
 
-def test_rows_of_a_system_that_has_changed_are_left_out_and_kept(tmp_path, monkeypatch):
+def test_results_rows_of_other_version_are_excluded_and_kept(tmp_path, monkeypatch):
     Results(tmp_path).add(TRIAL, {"r_c out": 0.5}, {})
     old = tmp_path / "rows" / f"{TRIAL.key}.json"
     row = json.loads(old.read_text())
     assert row.pop("meaning") == 1
-    old.write_text(json.dumps(row))  # rows once named none
+    old.write_text(json.dumps(row))  # early rows do not contain a version
     assert not Results(tmp_path).missing([TRIAL]) and not Results(tmp_path).left_out()
     monkeypatch.setitem(VERSIONS, "SCBD", 2)
     results = Results(tmp_path)
@@ -100,7 +100,7 @@ def test_rows_of_a_system_that_has_changed_are_left_out_and_kept(tmp_path, monke
     results.add(TRIAL, {"r_c out": 0.7}, {})
     assert not results.missing([TRIAL]) and list(results.frame()["r_c out"]) == [0.7]
     assert json.loads(old.read_text())["scores"] == {"r_c out": 0.5}
-    # the other way round, rows of a newer scbd
+    # the reverse case: rows of a newer version of scbd
     monkeypatch.setitem(VERSIONS, "SCBD", 1)
     for _ in ("running", "at rest"):
         assert list(Results(tmp_path).frame()["r_c out"]) == [0.5] and len(Results(tmp_path).left_out()) == 1
@@ -109,7 +109,7 @@ def test_rows_of_a_system_that_has_changed_are_left_out_and_kept(tmp_path, monke
 
 @pytest.mark.parametrize("text", ["", '{"format": 1, "tri', "[]", '{"trial": {}}', '{"format": 2, "trial": {}}'])
 @pytest.mark.parametrize("name", ["rows/broken.json", "rows.jsonl"])
-def test_broken_rows_and_those_of_another_format_are_named_and_kept(tmp_path, name, text):
+def test_results_broken_rows_raise_with_file_name_and_are_kept(tmp_path, name, text):
     (tmp_path / "rows").mkdir()
     (tmp_path / name).write_text(text + "\n")
     with pytest.raises(ValueError, match=name):
@@ -117,8 +117,8 @@ def test_broken_rows_and_those_of_another_format_are_named_and_kept(tmp_path, na
     assert (tmp_path / name).read_text() == text + "\n"
 
 
-def filled(out: Path) -> Results:
-    """Two rows at rest, one of them run again, and one that is not at rest."""
+def make_results(out: Path) -> Results:
+    """Return results with two folded rows, one of which was run again, and one row that is not folded."""
     results = Results(out)
     for seeds, scores in (((1, 2), {"a": 1}), ((2, 3), {"a": 2})):
         for seed in seeds:
@@ -128,8 +128,8 @@ def filled(out: Path) -> Results:
     return results
 
 
-def test_a_file_goes_before_the_line_of_its_key(tmp_path):
-    results = filled(tmp_path)
+def test_frame_row_file_replaces_folded_row_of_same_key(tmp_path):
+    results = make_results(tmp_path)
     before = results.frame()
     assert before.sort_values("seed")["a"].tolist() == [1, 2, 2]
     results.fold()
@@ -138,12 +138,12 @@ def test_a_file_goes_before_the_line_of_its_key(tmp_path):
 
 
 class Killed(BaseException):
-    """Nothing of what comes after it in the code is done, as after a kill."""
+    """Exception after which no further code runs, as after a kill."""
 
 
-def test_killed_at_any_moment_no_row_is_lost_and_the_next_call_ends_it(tmp_path, monkeypatch):
+def test_fold_killed_at_any_step_loses_no_row_and_next_call_completes(tmp_path, monkeypatch):
     for moment in itertools.count():
-        results = filled(tmp_path / str(moment))
+        results = make_results(tmp_path / str(moment))
         before, moments = results.rows(), itertools.count()
         with monkeypatch.context() as patch:
             for name in ("fsync", "replace", "unlink", "rmdir"):
@@ -166,7 +166,7 @@ def test_killed_at_any_moment_no_row_is_lost_and_the_next_call_ends_it(tmp_path,
     assert moment > 4
 
 
-# each adds rows of its own, and folds in between what is there
+# each process adds rows, and folds the existing rows in between
 CODE = """
 import os
 from dataclasses import replace
@@ -187,7 +187,7 @@ assert not any([os.waitpid(worker, 0)[1] for worker in workers])
 """
 
 
-def test_processes_that_add_and_fold_at_once_lose_nothing(tmp_path):
+def test_add_and_fold_in_parallel_processes_lose_no_row(tmp_path):
     folder = Path(__file__).parents[2] / "benchmarks"
     command = [sys.executable, "-c", CODE.format(out=str(tmp_path))]
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])

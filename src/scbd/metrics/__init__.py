@@ -1,9 +1,15 @@
 """Scores that measure how well embeddings of cells carry biology, and how much of the batch they retain.
 
-The scores are: probes (classifiers that predict perturbation or environment from an embedding), mixing of environments
-among nearest neighbours, retrieval of replicates and of perturbations with the same mechanism, agreement with known
-gene relationships, effects of single perturbations relative to controls, and the variance that factors explain.
-:func:`benchmark` computes most of them in one call.
+The scores are:
+
+- probes, which are classifiers that predict perturbation or environment from an embedding
+- mixing of environments among nearest neighbours
+- retrieval of replicates, and of perturbations with the same mechanism
+- agreement of gene profiles with known relationships between genes
+- effects of single perturbations relative to controls
+- fractions of variance that factors such as environment and perturbation explain
+
+:func:`benchmark` computes most scores in one call.
 
 The package is built on numpy, pandas, scipy and scikit-learn. It imports neither scvi-tools nor a model.
 """

@@ -23,27 +23,29 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
-# source of one embedding: a key of obsm, the name of a layer, "X", an array, or the path of a file that the method
-# embed_to of a trained model wrote
+# Source from which one embedding is read. It is a key of obsm, the name of a layer, "X", an array, or the path of a
+# file that the method embed_to of a trained model wrote.
 EmbeddingSource = str | Path | np.ndarray
-# embeddings to be scored: keys of obsm; or a mapping from the name of a representation, for example "SCBD", to the
-# source of its embedding, or to several sources, one per training seed
+# Embeddings to be scored. They are given as keys of obsm, or as a mapping from the name of a representation, for
+# example "SCBD", to the source of its embedding. Several sources are allowed, for example one per training seed.
 Embeddings = Sequence[str] | Mapping[str, EmbeddingSource | Sequence[EmbeddingSource]]
 
-# texts that mark a cell as not used in training, in a column of obs that states the part of the data split of each cell
+# Texts that mark a cell as not used in training. They occur in a column of obs that holds the part of the data split,
+# such as "train" or "test", of each cell.
 _NOT_TRAINED = ("False", "validation", "test", NOT_IN_SPLIT)
 
 
 class Embedding(NamedTuple):
-    """One embedding to be scored: the name of its representation, its own name, and its values."""
+    """Values of one embedding to be scored, with the names under which its scores are listed."""
 
     representation: str
     """Name of the representation, for example ``"SCBD"``; embeddings of several training seeds share this name."""
     key: str
     """Name that distinguishes the embeddings of one representation.
 
-    It is the key in ``obsm``, the path of the file, or, for an array, ``name[i]`` with the name of the representation
-    and the array's position ``i`` among its sources.
+    An embedding in ``obsm`` is named by its key, and an embedding in a file by the path of the file. An array is named
+    ``name[i]``, where ``name`` is the representation and ``i`` is the number of the array among the sources of this
+    representation.
     """
     values: Any
     """Values of the embedding, one row per cell, ``(N, D)``, as an array or a memory-map."""
@@ -95,8 +97,9 @@ def _read_embedding(adata: AnnData, name: str, i: int, source: EmbeddingSource) 
 def _read_embedding_file(adata: AnnData, path: Path) -> Any:
     """Read an embedding from a file, and return its rows in the order of the cells of ``adata``.
 
-    The embedding is z_c if the file holds it, otherwise the only embedding in the file. It stays memory-mapped if the
-    cells of the file are in the same order as those of ``adata``.
+    If the file holds z_c (the representation that should be invariant to the environment), z_c is read, otherwise the
+    only embedding in the file. The embedding stays memory-mapped if the cells of the file are in the same order as the
+    cells of ``adata``.
     """
     from scbd.data._screens import open_embedding
 
@@ -182,8 +185,8 @@ def get_label_texts(adata: AnnData, label_key: str | Sequence[str]) -> np.ndarra
 def encode_label_column(adata: AnnData, label_key: str | Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct labels in one or several columns of ``obs``, and the code of each row's label.
 
-    The distinct labels are texts ``(L,)``. The code of a row is the index of its label among them, int32 ``(N,)``.
-    Several columns are crossed as in :func:`get_label_texts`.
+    The distinct labels are texts ``(L,)``. The code of a row is the index of the row's label among the distinct labels,
+    int32 ``(N,)``. Several columns are crossed as in :func:`get_label_texts`.
     """
     columns = as_columns(label_key)
     check_keys(adata, [], columns)
@@ -303,9 +306,9 @@ def warn_if_models_are_mixed(adata: AnnData, *keys: str | Sequence[str] | None) 
     """Warn if a score compares embeddings of different models of :func:`scbd.cross_fit`.
 
     :func:`scbd.cross_fit` trains one model per fold of the data, and embeddings of different models cannot be compared.
-    ``keys`` are the arguments of the score that name columns of environment and position; each is one column, or
-    several columns that are crossed. There is no warning if each of these arguments includes the column of folds,
-    because the score then compares only rows of the same model.
+    ``keys`` are the columns of environment and position that the score uses. Each key is one column, or several columns
+    that are crossed. There is no warning if each key includes the column of folds, because the score then compares only
+    rows of the same model.
     """
     apart = bool(keys) and all(key is not None and FOLD_KEY in as_columns(key) for key in keys)
     n_models = 1 if apart or FOLD_KEY not in adata.obs else adata.obs[FOLD_KEY].nunique()

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-# number of decimals to which cosines are rounded before they are compared: far coarser than the rounding error of a
-# matrix product, and far finer than the differences that noise in the data causes
+# Number of decimals to which cosines are rounded before they are compared. The last of these decimals is far coarser
+# than the rounding error of a matrix product, and far finer than differences that noise in the data causes.
 _COSINE_DECIMALS = 9
-# maximum number of positives of a query for which each positive is compared with each negative; with more positives, it
-# is faster to sort the negatives first
+# Maximum number of positives of a query for which each positive is compared with each negative. With more positives,
+# sorting the negatives first is faster.
 _MAX_POSITIVES_WITHOUT_SORTING = 16
 # maximum number of array elements (cosines between queries and items, or random numbers) that are held in memory at
 # once
 _MAX_NUMBERS_IN_MEMORY = 1 << 22
-# mean average precisions count as equal if they differ by less than this value: sums of the same fractions in another
-# order differ by rounding errors
+# Mean average precisions count as equal if they differ by less than this value. Sums of the same fractions in a
+# different order differ by rounding errors.
 _SCORE_TOLERANCE = 1e-12
 
 
@@ -110,8 +110,9 @@ def score_queries(
 def average_precision(positives: np.ndarray, negatives: np.ndarray) -> float:
     """Compute the average precision of one query from the similarities of its positives and negatives.
 
-    The average precision is the mean, over positives, of the precision among the items that are ranked up to this
-    positive. If similarities are equal, the mean over all orders of these ties is returned.
+    The precision at a positive is the fraction of positives among all items up to this rank. The average precision is
+    the mean of these precisions over all positives. If items have equal similarities (ties), the mean over all orders
+    of the ties is returned.
 
     Parameters
     ----------
@@ -132,7 +133,7 @@ def average_precision(positives: np.ndarray, negatives: np.ndarray) -> float:
 
 
 def _count_above_thresholds(thresholds: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return two counts of values for each threshold: values above the threshold, and values at or above it."""
+    """Count, for each threshold, the values above the threshold, and the values at or above the threshold."""
     if len(thresholds) <= _MAX_POSITIVES_WITHOUT_SORTING:
         counts = [(np.count_nonzero(values > limit), np.count_nonzero(values >= limit)) for limit in thresholds]
         above, at_least = np.array(counts).T
@@ -149,11 +150,11 @@ def expected_average_precision(n_positives: int, n_negatives: int) -> float:
 
 
 def _sum_precision_of_ties(n_positives: int, n_negatives: int, positives_above: int, all_above: int) -> float:
-    """Sum the precision at each positive among items that are equally similar to a query, averaged over their orders.
+    """Sum the precisions at the positives among tied items, which are equally similar to a query.
 
-    ``n_positives`` and ``n_negatives`` are the numbers of positives and negatives among these tied items.
-    ``positives_above`` and ``all_above`` are the numbers of positives, and of all items, that are more similar to the
-    query than the tied items.
+    The sum is averaged over all orders of the tied items. ``n_positives`` and ``n_negatives`` are the numbers of
+    positives and negatives among the tied items. ``positives_above`` and ``all_above`` are the numbers of positives,
+    and of all items, that are more similar to the query than the tied items.
     """
     n = n_positives + n_negatives
     before = np.arange(n)
@@ -165,14 +166,15 @@ class NullDistribution:
     """Null distribution of the average precision of a query, from random rankings of its positives and negatives.
 
     The distribution depends only on the number of positives and on the number of negatives. Null scores are drawn once
-    for each pair of these two numbers, and are reused for all queries with the same pair.
+    for each combination of both numbers, and are reused for all queries with this combination.
 
     Parameters
     ----------
     n_permutations
-        Number of random rankings that are drawn for each pair (number of positives, number of negatives).
+        Number of random rankings that are drawn for each combination of numbers of positives and negatives.
     seed
-        Seed of the random rankings. The rankings of one pair do not depend on the other pairs that are drawn.
+        Seed of the random rankings. The rankings for one combination of numbers do not depend on which combinations
+        were drawn before.
     """
 
     def __init__(self, n_permutations: int, seed: int) -> None:
@@ -184,7 +186,7 @@ class NullDistribution:
 
         Queries of one perturbation retrieve each other, so that their scores are far from independent. The null scores
         of each query are therefore sorted before they are added over queries, as if all queries had the same rank in
-        their null distributions. This makes the p value conservative: too large rather than too small.
+        their null distributions. The sorting makes the p value conservative, that is, too large rather than too small.
 
         Parameters
         ----------
@@ -201,7 +203,7 @@ class NullDistribution:
         return float((1 + self._n - below) / (1 + self._n))
 
     def _scores(self, n_positives: int, n_negatives: int) -> np.ndarray:
-        """Return the null scores for a pair of numbers of positives and negatives.
+        """Return the null scores for a given number of positives and a given number of negatives.
 
         The null scores are the average precisions of random rankings, in ascending order, ``(n_permutations,)``.
         """
@@ -215,7 +217,7 @@ class NullDistribution:
 
 
 def _random_scores(n_positives: int, n_negatives: int, n: int, rng: np.random.Generator) -> np.ndarray:
-    # Instead of shuffling a ranking, draw the number of negatives between successive positives: positives at random
+    # Instead of shuffling a ranking, draw the number of negatives between successive positives. Positives at random
     # places divide the unit interval into gaps, and a negative falls into a gap with a probability equal to the length
     # of the gap.
     gaps = rng.dirichlet(np.ones(n_positives + 1), n)

@@ -3,8 +3,8 @@
 :func:`benchmark` returns one row per score and embedding. :func:`summarise` averages the scores over training seeds,
 :func:`rank` orders the representations, and :func:`styled` formats the scores as a table.
 
-Each score is an entry of the dictionary ``METRICS``. To add a score, add an entry: it holds the function that computes
-the score, how the score is interpreted, the arguments that it requires, and its title.
+Each score is an entry of the dictionary ``METRICS``. To add a score, add an entry. An entry holds the function that
+computes the score, the arguments that this function requires, the title of the score, and how the score is interpreted.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from scbd.metrics._retrieval import Retrieval, replicate_retrieval, retrieval
 if TYPE_CHECKING:
     from anndata import AnnData
 
-# maximum number of cells that probes and mixing scores use; if there are more cells, they use a random subset of this
-# size
+# Maximum number of cells from which probes and mixing scores are computed. With more cells, a random subset of this
+# size is used.
 _MAX_CELLS = 100_000
 # coverage of the confidence intervals of scores
 _INTERVAL_LEVEL = 0.95
 # area under the ROC curve (AUROC) of a classifier that has no information about the label
 _CHANCE_AUROC = 0.5
-# size of the lower and of the upper tail of the cosines, as a fraction of all pairs of genes, for the recall of known
-# gene relations
+# Size of the lower and of the upper tail of the cosines, as a fraction of all pairs of genes. The recall is the
+# fraction of known gene relations that lie in the two tails.
 _RECALL_TAIL = 0.05
 # bootstrap samples of a score count as equal if their range, maximum minus minimum, is below this value
 _SAMPLE_TOLERANCE = 1e-12
 _NO_SAMPLES = np.empty(0)
-# weights of the mean biology score and of the mean batch score in the overall score by which representations are
-# ranked, as in Luecken et al. (2022)
+# Weights of the mean biology score and of the mean batch score in the overall score. Representations are ranked by the
+# overall score. The weights are those of Luecken et al. (2022).
 _WEIGHTS = {"biology": 0.6, "batch": 0.4}
 _GROUP_TITLES = {"biology": "biology", "batch": "batch", "shape": "other"}
 _ARROWS = {"higher": "↑", "lower": "↓", "nearer to chance": "→", "": ""}
 _ARROW_WORDS = {"↑": "higher is better", "↓": "lower is better", "→": "nearer to chance is better"}
 _CHANCE = "chance"
 _MAX_DIGITS = 6
-# styles of the HTML table of scores: a wide table has its own scroll bar instead of widening the page, and long names
-# of scores break into several lines
+# Styles of the HTML table of scores. A wide table has its own scroll bar instead of widening the page, and long names
+# of scores break into several lines.
 _TABLE_STYLES = [
     {"selector": "", "props": "display: block; width: fit-content; max-width: 100%; overflow-x: auto"},
     {"selector": "caption", "props": "caption-side: bottom; text-align: left"},
@@ -87,7 +87,7 @@ class EstimatedScore(NamedTuple):
     n_units: float = np.inf
     """Number of units (complexes, perturbations or cells) that the bootstrap resamples.
 
-    If units differ in size, it is their effective number.
+    If units differ in size, it is the effective number of units.
     """
     is_mean: bool = False
     """True if the score is, at least nearly, a mean over the resampled units.
@@ -143,7 +143,7 @@ class EstimatedScore(NamedTuple):
         return float(2 * stats.t.sf(abs(self.value) / self._error, self.n_units - 1)) if self._error else 0.0
 
     def _exact(self, level: float) -> tuple[float, float]:
-        """Return the exact confidence interval (Clopper and Pearson) of a score that is a fraction of 0 or 1.
+        """Return the exact confidence interval (Clopper and Pearson) of a score that is a fraction and equals 0 or 1.
 
         Both ends are NaN for all other scores.
         """
@@ -182,7 +182,7 @@ class Metric(NamedTuple):
     better: Literal["higher", "lower", "nearer to chance", ""]
     """Direction in which the scores are better; empty if neither direction is better."""
     needs: tuple[str, ...] = ()
-    """Arguments of :func:`benchmark` that the scores require; the scores are computed if all of them are given."""
+    """Names of the arguments of :func:`benchmark` that must be given for the scores to be computed."""
     title: Mapping[str, str] = {}
     """Titles of the scores in a formatted table, by the scores' own names."""
     headline: tuple[str, ...] = ()
@@ -384,10 +384,11 @@ def _join_score_name(name: str, score: str) -> str:
 
 
 def find_metric(score: str) -> Metric:
-    """Return the entry of ``METRICS`` that a score belongs to, from the full name of the score.
+    """Return the entry of ``METRICS`` to which the score with this full name belongs.
 
-    It is the entry with the longest name among those with which the name of the score begins. For an unknown score, a
-    new :class:`Metric` without a direction of better scores is returned.
+    The full name of a score begins with the name of its entry. If it begins with the names of several entries, the
+    entry with the longest name is returned. For an unknown score, a new :class:`Metric` is returned, which does not
+    state whether high or low scores are better.
     """
     names = [name for name in METRICS if score == name or score.startswith((f"{name}_", f"{name} ("))]
     return METRICS[max(names, key=len)] if names else Metric(lambda _: {}, side="shape", better="")
@@ -456,11 +457,11 @@ def benchmark(
         Columns of ``obs`` with the perturbation, the environment, and the guide.
     group_key
         Groups of cells that the probe of the perturbation keeps together: all cells of a group are training cells, or
-        all are test cells. A column of ``obs``, several columns for their cross, or `None` to split cells one by one. A
-        probe that was trained on other cells of a well can recognise the well, and infer the perturbation from it. The
-        default ``"auto"`` holds out environments if most cells lie in an environment with a single perturbation,
-        otherwise guides if most cells have a guide of a single perturbation, otherwise single cells. See ``groups`` of
-        :func:`label_probe`.
+        all are test cells. Groups are given as a column of ``obs``, or as several columns that are crossed. `None`
+        splits cells one by one. A probe that was trained on other cells of a well can recognise the well, and infer the
+        perturbation from it. The default ``"auto"`` holds out environments if most cells lie in an environment with a
+        single perturbation, otherwise guides if most cells have a guide of a single perturbation, otherwise single
+        cells. See ``groups`` of :func:`label_probe`.
     control
         Value or values of ``y_key`` for unperturbed cells, or `None`: see :func:`aggregate`.
     net
@@ -471,8 +472,9 @@ def benchmark(
         Columns of ``obs`` with the mechanism or target of a perturbation, see :func:`retrieval`.
     replicates
         `True` if rows are wells that should retrieve their replicates in other environments, see
-        :func:`replicate_retrieval`. Or the columns with the position of a well on its plate, which adds the floor, the
-        score of positions alone. Needs ``y_key``, ``e_key`` and ``control``. Too slow for millions of cells.
+        :func:`replicate_retrieval`. Alternatively, the columns with the position of a well on its plate. With
+        positions, the floor is computed as well, which is the score of positions without any perturbation. ``y_key``,
+        ``e_key`` and ``control`` are required. The computation is too slow for millions of cells.
     kinds
         Types of classifiers for the probes of the environment, see :func:`label_probe`. Environments that a linear
         probe cannot predict may still differ in their variance, which ``"quadratic"`` detects.
@@ -561,9 +563,9 @@ def _is_given(value: Any) -> bool:
 
 
 def _check_required_arguments(given: Mapping[str, Any]) -> None:
-    """Raise an error unless ``y_key`` or ``e_key`` is given, and optional arguments come with those that they require.
+    """Raise an error if an argument of :func:`benchmark` is given without the arguments that it requires.
 
-    ``given`` are the arguments of :func:`benchmark` by name.
+    ``y_key`` or ``e_key`` is always required. ``given`` holds all arguments of :func:`benchmark` by name.
     """
     if given["y_key"] is None and given["e_key"] is None:
         msg = "Nothing to measure: give e_key or y_key."
@@ -611,7 +613,8 @@ def _report_frame(
 ) -> pd.DataFrame:
     """Return the result of :func:`benchmark`, a frame with one row per score and embedding.
 
-    ``measured`` holds, for each embedding, its scores by the name of the metric and by the score's own name.
+    ``measured`` holds one pair per embedding: the embedding, and its scores. The scores are in nested dictionaries, by
+    the name of the metric and then by the score's own name.
     """
     others = [scores for embedding, scores in measured if embedding.representation == reference]
     places: dict[str, int] = {}
@@ -627,7 +630,8 @@ def _report_frame(
             }
             row |= {"chance": score.chance, "better": METRICS[name].better}
             if n_bootstrap:
-                # intervals are clipped, because all scores with bootstrap samples lie between 0 and 1
+                # confidence intervals are clipped to the range from 0 to 1, in which all scores with bootstrap samples
+                # lie
                 row |= dict(zip(("low", "high"), np.clip(score.interval(_INTERVAL_LEVEL), 0, 1), strict=True))
             if others:
                 apart = score.minus(others[min(place, len(others) - 1)][name][own])
@@ -654,7 +658,8 @@ def name_with_net(metric: str, name: str) -> str:
 def probe_scores(embedding: Any, labels: Any, *, n_bootstrap: int, seed: int, **how: Any) -> dict[str, EstimatedScore]:
     """Compute F1, AUROC and accuracy of a classifier that predicts labels from an embedding.
 
-    The classifier is that of :func:`scbd.metrics.label_probe`. F1 and accuracy have bootstrap samples; AUROC has none.
+    The classifier is trained and tested as in :func:`scbd.metrics.label_probe`. F1 and accuracy have bootstrap samples;
+    AUROC has none.
     """
     found = run_probe(embedding, labels, max_cells=_MAX_CELLS, seed=seed, **how)
     chance = {"f1": found.scores["chance_f1"], "auroc": _CHANCE_AUROC}
@@ -695,8 +700,8 @@ def replicate_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str,
 def _floor_corrected_chance(found: Retrieval) -> float:
     """Compute the floor-corrected score (:attr:`Retrieval.floor_corrected`) that is expected for an embedding of noise.
 
-    This score is not 0 if perturbations and plate positions of controls differ in their numbers of positives and
-    negatives, because their average precisions of a random order then differ.
+    The expected score of noise is not 0 if perturbations and plate positions of controls differ in their numbers of
+    positives and negatives. A random order then has different average precisions for perturbations and for positions.
     """
     floor = float(found.floor_table["chance"].mean())
     return (found.chance - floor) / (1 - floor) if floor < 1 else np.nan
@@ -714,7 +719,7 @@ def mean_score(table: pd.DataFrame, n_bootstrap: int, seed: int, units: np.ndarr
     size, total = np.bincount(codes), np.bincount(codes, values)
     drawn = rng.integers(len(size), size=(n_bootstrap, len(size)))
     draws = total[drawn].sum(axis=1) / size[drawn].sum(axis=1)
-    # effective number of units: it is lower than the number of units if some units have many more rows than other units
+    # The effective number of units is lower than the number of units if some units have many more rows than others.
     n_units = float(size.sum() ** 2 / (size**2).sum())
     return EstimatedScore(float(values.mean()), float(table["chance"].mean()), draws, n_units, is_mean=True)
 
@@ -778,8 +783,8 @@ def _average_folds(frame: pd.DataFrame) -> pd.DataFrame:
     if "fold" not in frame:
         return frame
     key = ["metric", "representation", "key"]
-    # frames of several training seeds that were concatenated may have the same key: if a fold occurs again under a key,
-    # it belongs to another training run
+    # Concatenated frames of several training seeds may have the same key. If a fold occurs again under a key, it
+    # belongs to another training run.
     run = frame.groupby([*key, "fold"], dropna=False).cumcount().to_numpy()
     of_run = frame.assign(run=run).groupby([*key, "run"], sort=False, dropna=False)
     return of_run.agg({"value": _mean_with_nan, "chance": "mean"}).reset_index()
@@ -960,7 +965,7 @@ def rank(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> pd.DataFr
     mean, _, chance = _pivot_summary(frame, metrics)
     scaled = pd.DataFrame({m: _scale_scores(mean[m], float(chance[m]), m) for m in mean if np.isfinite(chance[m])})
     scaled = scaled.dropna(axis=1, how="all")
-    # a missing score gets the worst value: skipping it would favour embeddings that could not be scored
+    # A missing score gets the worst value. Skipping missing scores would favour embeddings that could not be scored.
     scaled = scaled.fillna(scaled.min())
     sides: dict[str, pd.Series] = {}
     for side in ("biology", "batch"):

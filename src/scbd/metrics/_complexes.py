@@ -54,16 +54,16 @@ def complex_table(
     net
         Frame with columns ``source`` (complex) and ``target`` (gene).
     net_kind, gene_key, universe, max_set_size
-        See :class:`Relations`; the default universe is ``"profiles"``. If ``profiles`` are :class:`Relations`, random
-        sets are drawn from their genes, complexes above their ``max_set_size`` are excluded, and of these arguments
-        only ``net_kind`` can be given.
+        See :class:`Relations`; the default universe is ``"profiles"``. If ``profiles`` are :class:`Relations`, only
+        ``net_kind`` can be given. Random sets are then drawn from the genes of the :class:`Relations`, and complexes
+        with more genes than the ``max_set_size`` of the :class:`Relations` are excluded.
     n_permutations
         Number of random sets of each size in the first round. A complex is compared with more random sets in further
         rounds, as long as fewer than 20 random sets have at least its mean cosine.
     max_permutations
         Maximum number of random sets of each size. No p value is below ``1 / (max_permutations + 1)``. The default is
-        about 20 times the number of complexes, so that a complex that is significant alone can have a false discovery
-        rate of 5 %.
+        about 20 times the number of complexes. Even if only one complex is significant, it can then reach a false
+        discovery rate of 5 %.
     seed
         Seed of the random sets.
 
@@ -71,7 +71,7 @@ def complex_table(
     -------
     Frame with one row per complex, the most significant first, and these columns:
 
-    - ``size``: number of genes with a profile, at least two
+    - ``size``: number of genes of the complex that have a profile, at least two
     - ``mean_cosine``: mean cosine between the profiles of two genes, over all pairs of genes of the complex
     - ``p_value``: one-sided p value of the mean cosine, by a sequential permutation test. It is valid although the test
       stops drawing random sets early.
@@ -90,7 +90,8 @@ def complex_table(
     Warns
     -----
     UserWarning
-        If ``max_permutations`` is too small for a complex to be significant alone.
+        If ``max_permutations`` is so small that no complex can reach a false discovery rate of 5 % if it is the only
+        significant complex.
 
     References
     ----------
@@ -134,7 +135,7 @@ def complex_table(
 def _genes_of_sets(net: pd.DataFrame, relations: Relations, net_kind: NetKind) -> dict[str, np.ndarray]:
     """Return, for each gene set of a network, the indices of its genes in ``relations.genes``.
 
-    Sets with fewer than two of these genes are omitted.
+    Sets with fewer than two genes in ``relations.genes`` are omitted.
     """
     genes = relations.genes
     network = read_network(net, relations.profiled, net_kind, relations.max_set_size)
@@ -155,8 +156,8 @@ def _genes_of_sets(net: pd.DataFrame, relations: Relations, net_kind: NetKind) -
 def _max_permutations(asked: int | None, n_first: int, n_sets: int) -> int:
     """Return the maximum number of random sets that each gene set is compared with.
 
-    By default, this number suffices for a gene set that is significant alone to have a false discovery rate of at most
-    5 %. Warn if the requested number does not suffice.
+    The default is large enough that a gene set can reach a false discovery rate of 5 % even if no other set is
+    significant. A warning is given if the requested number is too small for this.
     """
     needed = math.ceil(n_sets / _MAX_FALSE_DISCOVERY_RATE) - 1
     if asked is None:

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 # number of random permutations of the labels for which scores are computed at once
 _PERMUTATIONS_PER_BLOCK = 100
-# number of rows per perturbation and environment (median) above which we warn that the rows of the table are probably
-# cells and not wells: a plate rarely holds more wells of one perturbation, and a well rarely holds fewer cells
+# Maximum number of rows per perturbation and environment (median over perturbations) in a table of wells. With more
+# rows, a warning states that the rows are probably cells, because a plate rarely holds more than 8 wells of one
+# perturbation, and a well rarely holds fewer than 8 cells.
 _MAX_WELLS_PER_ENVIRONMENT = 8
 
 
@@ -62,8 +63,8 @@ def perturbation_effects(
     consistency) is at least as large as for the true labels.
 
     If all plates have the same layout, positions on the plate have effects as well. This function does not distinguish
-    effects of positions from effects of perturbations; :func:`replicate_retrieval` estimates effects of positions with
-    its floor.
+    effects of positions from effects of perturbations. :func:`replicate_retrieval` estimates effects of positions by
+    its floor, the score of control positions.
 
     Parameters
     ----------
@@ -84,7 +85,8 @@ def perturbation_effects(
         Rows that the embedding was trained on, in the formats that :func:`replicate_retrieval` accepts. They are only
         used to warn if perturbations were seen in training.
     max_cells
-        Maximum number of rows of each perturbation, and of its controls. If there are more, a random subset is used.
+        Maximum number of rows of each perturbation, and of its controls. If there are more rows, a random subset is
+        used.
     n_permutations
         Number of random permutations of the labels. No p value is below ``1 / (n_permutations + 1)``.
     seed
@@ -179,7 +181,8 @@ def _perturbation_effect(
     """Compute the magnitude and the consistency of one perturbation, each with its p value.
 
     The magnitude is the energy distance between rows of the perturbation and controls, minus its expected value under
-    permuted labels. ``rows`` and ``controls`` are the row numbers of both groups in the embedding ``x``.
+    permuted labels. ``rows`` are the row numbers of the perturbation in the embedding ``x``, and ``controls`` are those
+    of the controls.
     """
     from scipy.spatial.distance import pdist, squareform
 
@@ -227,8 +230,8 @@ def _expected_energy_distance(distance: np.ndarray, chosen: np.ndarray, e: np.nd
     """
     member = (e == np.unique(e)[:, None]).astype(float)
     n, size = member @ chosen, member.sum(1)
-    # probability that both rows of a pair are chosen: for rows of two environments off the diagonal, and for two rows
-    # of the same environment on the diagonal
+    # Probability that both rows of a pair are chosen, as a matrix over the environments of the first and of the second
+    # row. Entries on the diagonal are for two rows of the same environment.
     both = np.outer(n / size, n / size)
     np.fill_diagonal(both, n * (n - 1) / np.maximum(size * (size - 1), 1))
     between = member @ distance @ member.T
@@ -255,12 +258,12 @@ def _consistency_across_environments(
 
     The mean of all other rows is subtracted before cosines are computed. ``total`` is the sum of all rows, ``(D,)``. If
     ``elsewhere`` is true, only pairs of rows from different environments are used. The result is NaN if there is no
-    pair.
+    pair of rows to compare.
     """
     own = x[chosen]
     unit, e = scale_to_unit_length(own - (total - own.sum(0)) / (len(x) - len(own))), e[chosen]
-    # sum of each group of rows that are not compared with each other: a group is a single row or, if elsewhere is true,
-    # all rows of one environment
+    # Sum of the rows of each group. Rows of the same group are not compared with each other. A group is a single row
+    # or, if elsewhere is true, all rows of one environment.
     own, n_own = unit, np.ones(len(unit))
     if elsewhere:
         member = (e == np.unique(e)[:, None]).astype(float)

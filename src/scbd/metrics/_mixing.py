@@ -1,7 +1,7 @@
 """Scores of how well environments, such as batches, are mixed in an embedding.
 
-The scores are iLISI and the fraction of neighbours from the same environment, both from the nearest neighbours of each
-cell, and the silhouette of environments.
+Two scores are computed from the nearest neighbours of each cell: iLISI, and the fraction of neighbours from the same
+environment. A third score is the silhouette of environments.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# maximum number of cells for which the search for nearest neighbours is exact; with more cells, it is approximate
+# Maximum number of cells for which the search for nearest neighbours is exact. With more cells, the search is
+# approximate.
 _MAX_CELLS_EXACT_NEIGHBOURS = 100_000
-# maximum number of cells from which the silhouette is computed; with more cells, a random subset is used
+# Maximum number of cells from which the silhouette is computed. With more cells, a random subset is used.
 _MAX_CELLS_SILHOUETTE = 5_000
 # number of cells for which the weights of their neighbours are computed at once
 _ROWS_PER_BLOCK_OF_NEIGHBOURS = 1 << 13
-# standard deviation of the random shift that separates cells with identical embeddings, as a fraction of the median
-# distance between a cell and the centre of all cells: smaller than numerical errors of an embedding computed in
-# float32, and larger than rounding errors of distances
+# Standard deviation of the random shift that separates cells with identical embeddings. It is a fraction of the median
+# distance between a cell and the centre of all cells. The shift is smaller than numerical errors of an embedding
+# computed in float32, and larger than rounding errors of distances.
 _DUPLICATE_SHIFT = 1e-6
 _MIXING_SCORES = ("ilisi", "same_environment_neighbours", "silhouette")
 
@@ -64,9 +65,10 @@ def batch_mixing(
         Column of ``obs`` with the environment, or several columns for their cross.
     y_key
         Column of ``obs`` with the perturbation. If it is given, neighbours are searched among cells of the same
-        perturbation, and the scores of perturbations are averaged with their numbers of cells as weights. Use it if
-        perturbations are distributed unequally over environments. Perturbations with fewer than ``3 * n_neighbors``
-        cells, or in one environment only, are excluded. The number of excluded perturbations is logged and returned.
+        perturbation, and the scores of perturbations are averaged with their numbers of cells as weights. Give this
+        column if perturbations are distributed unequally over environments. Perturbations with fewer than
+        ``3 * n_neighbors`` cells, or in one environment only, are excluded. The number of excluded perturbations is
+        logged and returned.
     n_neighbors
         Number of neighbours per cell. Neighbours are exact for up to 100,000 cells, and approximate (pynndescent) for
         more.
@@ -150,7 +152,9 @@ def batch_mixing(
 def _rows_of_scorable_perturbations(
     labels: np.ndarray, codes: np.ndarray, y_key: str, at_least: int
 ) -> tuple[list[np.ndarray], int]:
-    """Return the rows of each perturbation within which mixing can be measured, and the number of other perturbations.
+    """Return the rows of each perturbation within which mixing can be measured.
+
+    The number of perturbations for which mixing cannot be measured is returned as well.
 
     Mixing can be measured within a perturbation if it has at least ``at_least`` cells, from more than one environment.
     """
@@ -186,8 +190,8 @@ def separate_duplicates(x: np.ndarray, rng: np.random.Generator) -> tuple[np.nda
     cells have the same embedding.
     """
     rounding = relative_rounding_error(x.dtype)
-    # the centre is the median of the embedding: if more than half of the cells have the same embedding, it is their
-    # position
+    # The centre is the median of each component of the embedding. If more than half of the cells have the same
+    # embedding, the centre is equal to this embedding.
     centre = np.median(x, axis=0).astype(np.float64)
     x = x - centre
     spread = float(np.median(np.linalg.norm(x, axis=1)))
@@ -208,8 +212,8 @@ def _mixing_scores(x: np.ndarray, codes: np.ndarray, n_neighbors: int, seed: int
         "ilisi": float(ilisi),
         "ilisi_expected": float(ilisi_expected),
         "same_environment_neighbours": float(np.mean([(codes[column] == codes).mean() for column in neighbors.T])),
-        # mean probability that a random other cell has the same environment: 1 is subtracted because a cell is not its
-        # own neighbour
+        # Mean probability that a randomly chosen different cell has the same environment as the cell. 1 is subtracted
+        # from both numbers of cells, because a cell is not its own neighbour.
         "same_environment_expected": float(((frequency[codes] - 1) / (len(codes) - 1)).mean()),
         "silhouette": _silhouette(x[rows], codes[rows]),
         "silhouette_expected": _silhouette(x[rows], permuted[rows]),

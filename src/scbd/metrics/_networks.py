@@ -15,9 +15,9 @@ Kind = Literal["pairs", "sets"]
 
 
 NetKind = Literal["auto", "pairs", "sets"]
-# Maximum fraction of sources that are genes in a network of gene sets, whose sources are names of sets. Networks of
-# gene pairs, whose sources are genes, are recognised by a fraction of at least 1 minus this value. For fractions in
-# between, the kind of network is not clear.
+# Maximum fraction of genes among the sources of a network of gene sets, whose sources are names of sets. If at least
+# 95 % of the sources are genes, the network holds gene pairs. With a fraction in between, the kind of the network is
+# not clear, and an error is raised.
 _MAX_FRACTION_OF_GENES_AMONG_SET_NAMES = 0.05
 
 
@@ -39,8 +39,8 @@ def read_network(
 ) -> GeneNetwork:
     """Read a network of gene relations from a frame, and determine whether it holds gene pairs or gene sets.
 
-    See :class:`Relations` for both kinds and for ``max_set_size``. ``genes`` are the gene symbols of the profiles,
-    ``(G,)``. They help to distinguish genes from names of sets.
+    :class:`Relations` describes both kinds of networks, and ``max_set_size``. ``genes`` are the gene symbols of the
+    profiles, ``(G,)``, which help to distinguish genes from names of sets.
     """
     missing = {"source", "target"} - set(net.columns)
     if missing:
@@ -58,7 +58,7 @@ def read_network(
 
 
 def _drop_large_sets(rows: pd.DataFrame, kind: Kind, genes: np.ndarray, most: int) -> pd.DataFrame:
-    """Remove gene sets with more than ``most`` genes; only genes that have a profile are counted."""
+    """Remove each gene set in which more than ``most`` genes have a profile."""
     check_count("max_set_size", most, least=2)
     if kind == "pairs":
         msg = f"max_set_size={most} is of sets of genes, and net holds pairs: leave it out, or say net_kind='sets'."

@@ -43,27 +43,27 @@ logger = logging.getLogger(__name__)
 ProbeKind = Literal["linear", "quadratic", "neighbours", "nearest_mean"]
 Classifier = Literal["linear", "nearest_mean"]
 
-# Maximum number of predicted scores (one per cell and label) that are in memory at once. It also limits the number of
-# scores from which the AUROC is computed, because more scores would change only its third digit.
+# Maximum number of predicted scores (one per cell and label) that are in memory at once. The AUROC is also computed
+# from at most this number of scores, because more scores would change only the third digit of the AUROC.
 _MAX_SCORES_IN_MEMORY = 1 << 24
-# The F1 score expected by chance is a mean over several fits to permuted labels. Their number is this constant divided
-# by the product of the numbers of training cells and labels, but at least 1 and at most 5.
+# The F1 score expected by chance is a mean over several fits to permuted labels. The number of fits is this constant
+# divided by the product of the number of training cells and the number of labels, but at least 1 and at most 5.
 _PERMUTED_FIT_SIZE = 100_000
 # maximum number of array elements, for example cosines, that are processed at once
 _MAX_VALUES_IN_MEMORY = 1 << 22
-# Features of the quadratic probe. 64: number of principal components, which are used together with their squares. 16:
-# number of leading components whose products are used as well; this gives 64 + 64 + 120 features in all, which a few
-# hundred training cells can support. 5: number of standard deviations to which components are clipped, because the
-# square of an outlier would outweigh all other values.
+# The features of the quadratic probe are 64 principal components, their squares, and the products of the 16 leading
+# components. These 64 + 64 + 120 features can be fitted to a few hundred training cells. Components are clipped to 5
+# standard deviations, because the square of an outlier would outweigh all other values.
 _QUADRATIC_N_COMPONENTS, _QUADRATIC_N_MULTIPLIED, _QUADRATIC_MAX_DEVIATIONS = 64, 16, 5.0
-# Votes in the neighbours probe. 15: number of nearest training cells that vote on the label of a cell. 0.001: weight of
-# a neighbour's cosine in its vote, so small that it only decides between labels with equal numbers of votes.
+# In the neighbours probe, the 15 nearest training cells vote on the label of a cell. The cosine of a training cell
+# enters its vote with a weight of 0.001, which is so small that it only decides between labels with equal numbers of
+# votes.
 _N_NEIGHBOURS, _COSINE_TIE_BREAKER = 15, 1e-3
-# Size of the blocks of cells in which logistic regression is computed. 2^18: number of logits that fit into the
-# processor's cache. 128: minimum number of cells per block, below which the matrix product is slow.
+# Logistic regression is computed in blocks of cells. A block has at most 2^18 logits, which fit into the processor's
+# cache. It has at least 128 cells, because the matrix product is slow for smaller blocks.
 _LOGITS_PER_BLOCK, _MIN_CELLS_PER_BLOCK = 1 << 18, 128
-# principal axes are dropped if their variance is at most this fraction of the largest variance, because such axes are
-# rounding errors
+# Principal axes are dropped if their variance is at most this fraction of the largest variance. Such a small variance
+# is only rounding error.
 _MIN_RELATIVE_VARIANCE = 1e-7
 # status that scipy's optimiser L-BFGS-B returns if it has reached the maximum number of iterations
 _LBFGS_ITERATION_LIMIT = 1
@@ -318,8 +318,8 @@ def run_probe(
     else:
         is_train = row_mask("train", train, len(codes))[rows]
         learned, test = rows[is_train], rows[~is_train]
-    # test cells are kept even if no training cell has their label: they cannot be predicted correctly, and count as
-    # errors
+    # Test cells are kept even if no training cell has their label. Such test cells cannot be predicted correctly, and
+    # count as errors.
     known = np.unique(codes[learned])
     if len(known) < 2 or not len(test):
         msg = "The split leaves fewer than two labels to learn from: use smaller groups, or more cells."
@@ -380,8 +380,8 @@ def _encode_values(values: ArrayLike, what: str, n: int, beside: str) -> tuple[n
     ``what`` is the word for the values, and ``beside`` the word for the cells, in error messages.
     """
     check_unmasked(f"An array of {what}s", values)
-    # a list is converted to a series first: numpy would convert a list of text and NaN to text only, in which "nan" is
-    # not recognised as missing
+    # A list is converted to a pandas series first. Numpy would convert a list of texts and NaN to texts only, and the
+    # text "nan" would not be recognised as missing.
     codes, names = pd.factorize(np.asarray(pd.Series(values) if isinstance(values, list | tuple) else values))
     if len(codes) != n:
         msg = f"There are {n} {beside} and {len(codes)} {what}s."
@@ -630,7 +630,8 @@ class _Quadratic:
 class _Neighbours:
     """Classifier in which the nearest training cells, by cosine, vote on the label of a cell.
 
-    If training cells have equal cosines at the last of these places, they share the remaining votes.
+    The number of votes is fixed. If several training cells have equal cosines and compete for the last votes, these
+    votes are divided equally between them.
     """
 
     def __init__(self, x: Any, codes: np.ndarray, rows: np.ndarray) -> None:
@@ -641,7 +642,7 @@ class _Neighbours:
     def logits(self, x: np.ndarray) -> np.ndarray:
         size = max(1, _MAX_VALUES_IN_MEMORY // len(self._unit))
         votes = np.concatenate([self._votes(x[start : start + size]) for start in range(0, len(x), size)])
-        # a small constant is added, because the logarithm is not defined for labels without a vote
+        # A small constant is added to the votes of each label, because the logarithm of 0 votes is not defined.
         return np.log(votes / self._n + 1e-6)
 
     def _votes(self, x: np.ndarray) -> np.ndarray:
@@ -672,8 +673,8 @@ class _NearestMean:
         self._variance = _variance_within(learned, of_row, self._means, len(learned) - len(counts))
 
     def logits(self, x: np.ndarray) -> np.ndarray:
-        # minus half the squared distance between a cell and the mean of a label, omitting the squared length of the
-        # cell, which is equal for all labels
+        # Minus half the squared distance between a cell and the mean of a label. The squared length of the cell is
+        # omitted, because it is equal for all labels.
         return (np.asarray(x) @ self._means.T - np.square(self._means).sum(1) / 2) / self._variance
 
 
@@ -758,12 +759,14 @@ def fit_logistic(
     unit = 1 / np.sqrt((share * (1 - share))[:, None] * np.append(variance, 1.0) + penalty)
 
     learned, basis = (x, codes, rows, mean), turned
-    # if there are few cells, they are rotated to the principal axes once, instead of the weights in each iteration
+    # If there are few cells, the cells are rotated to the principal axes once. Otherwise, the weights are rotated in
+    # each iteration.
     if n * min(n, x.shape[1]) <= _MAX_VALUES_IN_MEMORY:
         learned, basis = ((x[rows] - mean) @ turned, codes[rows], np.arange(n), np.zeros(1)), None
 
     def centred(values: np.ndarray) -> np.ndarray:
-        # the mean over labels is arbitrary: adding the same value to the logits of all labels changes no probability
+        # The mean over labels is arbitrary and is set to 0. Adding the same value to the logits of all labels changes
+        # no probability.
         return values - values.mean(axis=0)
 
     def value(scaled: np.ndarray) -> tuple[float, np.ndarray]:
@@ -834,14 +837,14 @@ def principal_axes(x: Any, rows: np.ndarray) -> PrincipalAxes:
     ``rows`` are the row numbers. They are read in blocks, and computations use float64.
     """
     n, d = len(rows), x.shape[1]
-    # the first row is subtracted from all rows as an origin close to the data: squares of values with a large mean
-    # would lose digits
+    # The first row is subtracted from all rows, so that all values are near 0. Squares of values with a large mean
+    # would lose digits.
     origin = np.asarray(x[rows[0]], dtype=np.float64)
     blocks = list(_iterate_blocks(rows, max(_MAX_VALUES_IN_MEMORY // d, d)))
     shift = sum((x[block] - origin).sum(axis=0) for block in blocks) / n
     if n < d:
-        # with fewer rows than features, the matrix of products between rows is smaller than the covariance matrix of
-        # the features, and has the same nonzero eigenvalues (variances)
+        # With fewer rows than features, the matrix of products between rows is used. It is smaller than the covariance
+        # matrix of the features, and has the same nonzero eigenvalues (variances).
         centred = x[rows] - origin - shift
         sd = _not_zero(np.sqrt(np.square(centred).mean(axis=0)))
         centred /= sd

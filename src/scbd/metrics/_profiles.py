@@ -116,7 +116,7 @@ def aggregate(
     genes_kept = (genes["n_guides"] >= min_guides) | genes.index.isin(controls)
     values = pd.DataFrame(means[guides_kept.to_numpy()]).groupby(guides.loc[guides_kept, "gene"].to_numpy()).mean()
     genes, values = genes[genes_kept], values.loc[genes.index[genes_kept]]
-    # row of the control, at most one, because all controls were merged
+    # Name of the row of the control. There is at most one such row, because all controls were merged.
     reference = values.index.intersection(controls)
     if len(reference) != min(1, len(controls)) or len(values) < 2 + len(reference):
         msg = (
@@ -156,17 +156,17 @@ def _merge_controls_and_count_guides(
     Parameters
     ----------
     genes, gene
-        Distinct names of genes; and for each cell, the index of its gene among these names.
+        Distinct names of genes, and the index of the gene of each cell among these names.
     guides
-        Distinct names of guides; and for each cell, the index of its guide among these names. `None`: each gene has one
+        Distinct names of guides, and the index of the guide of each cell among these names. `None`: each gene has one
         guide.
     controls
-        Names of genes that are controls. They are all replaced by the first control in ``genes``.
+        Names of genes that are controls. All controls are replaced by the first control in ``genes``.
 
     Returns
     -------
     Frame with one row per combination of gene and guide, and the columns ``gene``, ``guide`` and ``n_cells`` (number of
-    cells); and for each cell, the number of its row in this frame.
+    cells). In addition, the row number of each cell in this frame.
     """
     is_control = np.isin(genes, controls)
     one = np.arange(len(genes))

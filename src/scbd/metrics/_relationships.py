@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from anndata import AnnData
 Universe = Literal["annotated", "profiles"]
 
-# percentiles of the cosine that are thresholds of the precision-recall curve, as in the script published with the
-# paper; the text of the paper goes up to percentile 100, at which only the least similar pair of genes is predicted to
-# be related
+# Percentiles of the cosine that are thresholds of the precision-recall curve, from 80 to 99 as in the script published
+# with the paper. The text of the paper goes up to percentile 100, at which only the least similar pair of genes is
+# predicted to be related.
 PERCENTILES = tuple(range(80, 100))
 # maximum number of cosines that are computed at once, as a block of the matrix of cosines between all genes
 _MAX_COSINES_IN_MEMORY = 1 << 24
@@ -74,8 +74,8 @@ class Relations:
         Column of ``obs`` with the gene symbols; ``obs_names`` by default.
     universe
         Genes whose pairs are scored. ``"annotated"``, the default: genes that are related to another profile, as in the
-        paper. ``"profiles"``: all genes, as in published benchmarks of maps. Scores of the two choices cannot be
-        compared.
+        paper. ``"profiles"``: all genes, as in published benchmarks of maps. Scores of annotated genes cannot be
+        compared with scores of all genes.
     max_set_size
         Maximum number of genes with a profile in a set; larger sets are removed before pairs are formed. The number of
         pairs grows with the square of the size of a set, so that a few large sets may hold most of the pairs.
@@ -87,7 +87,7 @@ class Relations:
     net_kind
         Kind of the network, ``"pairs"`` or ``"sets"``.
     max_set_size
-        The parameter of the same name.
+        Maximum number of genes with a profile in a set, or `None`.
     profiled
         Gene symbols of all profiles, ``(N,)``, including genes that are not in ``genes``.
     unit
@@ -161,7 +161,7 @@ class Relations:
     def ranked(self) -> tuple[np.ndarray, np.ndarray]:
         """Cosines of all pairs of genes, and cosines of the related pairs, each in ascending order.
 
-        All scores of the relations are computed from these two arrays.
+        All scores of gene relations are computed from both arrays of cosines.
         """
         cosine, related = self.pairs()
         known = np.sort(cosine[related])
@@ -201,9 +201,9 @@ def get_relations(
     universe: Universe | None = None,
     max_set_size: int | None = None,
 ) -> Relations:
-    """Return :class:`Relations`: unchanged if they are given, otherwise built from profiles and a network.
+    """Return the given :class:`Relations` unchanged, or build :class:`Relations` from profiles and a network.
 
-    Raise a ``ValueError`` if :class:`Relations` are given together with another argument, which they already contain.
+    Raise a ``ValueError`` if :class:`Relations` are given together with an argument that they already contain.
     """
     if isinstance(profiles, Relations):
         asked = {"net": net is not None, "net_kind": net_kind != "auto", "gene_key": gene_key, "universe": universe}
@@ -313,8 +313,8 @@ def relationship_area(curve: pd.DataFrame) -> float:
     >>> 0 <= scbd.metrics.relationship_area(curve) <= 1
     True
     """
-    # points of the curve are sorted by descending percentile, so that recall increases; sorting by recall would not
-    # define the order of points with equal recall
+    # Points of the curve are sorted by descending percentile, so that recall increases. Sorting by recall would not
+    # define the order of points with equal recall.
     curve = curve.dropna().sort_values("percentile", ascending=False)
     if len(curve) < 2:
         msg = f"An area needs at least two points of a curve, there are {len(curve)}: give more percentiles."
@@ -333,8 +333,8 @@ def relationship_recall(
 ) -> float:
     """Compute the fraction of known gene relations whose cosine is in the lower or the upper tail of all cosines.
 
-    Cosines are those of all pairs of different genes. If several pairs have the same cosine, this cosine is in a tail
-    only if all these pairs are. Published benchmarks of maps report this score over all profiles, which is
+    Cosines are those of all pairs of different genes. Pairs with equal cosines count as being in a tail only if the
+    tail is large enough to hold all of them. Published benchmarks of maps report this score over all profiles, which is
     ``universe="profiles"`` here.
 
     Parameters
@@ -393,8 +393,8 @@ def relationship_average_precision(
     True
     """
     ordered, known = get_relations(profiles, net, net_kind, gene_key, universe).ranked
-    # for each known relation, precision is computed among all pairs with at least its cosine; relations with equal
-    # cosines share one threshold, as in scikit-learn
+    # The precision at a known relation is computed among all pairs with at least the cosine of this relation. Relations
+    # with equal cosines share one threshold, as in scikit-learn.
     values = np.unique(known)
     n_at_least = len(ordered) - ordered.searchsorted(values, side="left")
     n_known = len(known) - np.searchsorted(known, values, side="left")
@@ -430,13 +430,13 @@ def expected_relationship_scores(
     n = len(ordered)
     # probability that a random pair is a known relation, given that another pair is a known relation
     other = (len(known) - 1) / max(1, n - 1)
-    # groups of pairs with equal cosines: index of the first pair of each group in ascending order of cosines, and
-    # number of pairs in the group
+    # Pairs with equal cosines form a group. Each group has the index of its first pair, in ascending order of cosines,
+    # and a number of pairs.
     first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
     size = np.diff(np.append(first, n))
     in_a_tail = is_in_a_tail(first, first + size - 1, n, tail)
-    # precision of a known relation is computed among all pairs with at least its cosine, which include the relation:
-    # expected contribution of the relation itself to this precision
+    # Expected contribution of a known relation to the precision at this relation. The precision is computed among all
+    # pairs with at least the cosine of the relation, which include the relation itself.
     itself = float(np.sum(size / (n - first)) / n)
     grid = np.sort(np.asarray(percentiles, dtype=float))[::-1]
     n_predicted = weight_outside(ordered, *_cosine_limits(relations, grid, diagonal))
@@ -574,7 +574,8 @@ def resampled_scores(
 def partner_average_precision(relations: Relations) -> pd.DataFrame:
     """Compute the average precision with which each gene retrieves its known partners among all other genes.
 
-    The frame has one row per gene that has both partners and genes that are not its partners. Its columns are
+    Partners of a gene are the genes that are known to be related to it. The result is a frame with one row per gene.
+    Genes without partners, and genes that are partners of all other genes, are excluded. The columns are
     ``average_precision`` and ``chance`` (average precision of a random order). All genes have the same weight, whereas
     scores over pairs of genes are dominated by the largest complexes.
     """

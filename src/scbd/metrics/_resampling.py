@@ -19,14 +19,13 @@ ScoreName = Literal["area", "recall", "average_precision"]
 
 # number of gene pairs whose weights are summed at once, so that they fit into the processor's cache
 _PAIRS_PER_BLOCK = 1 << 15
-# No more random sets are drawn for a gene set once this number of random sets has at least its mean cosine, because its
-# p value is then accurate enough.
+# Number of random sets with at least the mean cosine of a gene set, after which no more random sets are drawn for this
+# gene set. The p value of the gene set is then accurate enough.
 _MIN_SETS_REACHED = 20
-# Limits of the random orders of genes that are drawn at once. 2,048: maximum number of orders. 2^24: maximum number of
-# genes in all orders together.
+# At most 2,048 random orders of the genes are drawn at once, and all orders together have at most 2^24 entries.
 _MAX_ORDERS, _MAX_GENES_IN_ORDERS = 2_048, 1 << 24
-# mean cosines of gene sets count as equal if they differ by less than this value: sums of the same genes in another
-# order differ by rounding errors
+# Mean cosines of gene sets count as equal if they differ by less than this value. Sums over the same genes in a
+# different order differ by rounding errors.
 _COSINE_TOLERANCE = 1e-9
 
 
@@ -52,7 +51,8 @@ def cumulative_weight(
     """
     copies, ones = (1, 0.0) if n_genes is None else (2, n_genes / 2)
     total = len(ordered) if before is None else before[-1]
-    # place of the ones of the diagonal among the sorted cosines: before cosines that exceed 1 by rounding errors
+    # Place, among the sorted cosines, at which the cosines of 1 of each gene with itself are inserted. They come before
+    # cosines that exceed 1 by rounding errors.
     start = ordered.searchsorted(ordered.dtype.type(1), side="right")
     if before is not None:
         start = before[start]
@@ -71,8 +71,8 @@ def cumulative_weight(
     place = (copies * (total + ones) - 1) * (grid / 100)
     first = np.floor(place)
     low, high, share = at(first), at(first + 1), place - first
-    # interpolate from the nearer of both neighbouring cosines, as numpy does, because the result could otherwise differ
-    # from that of numpy in the last bit
+    # Interpolation starts from the nearer of the two neighbouring cosines, as in numpy. Otherwise, percentiles could
+    # differ from those of numpy in the last bit.
     return np.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share))
 
 
@@ -81,10 +81,11 @@ def weight_outside(
 ) -> np.ndarray:
     """Return the total weight of the gene pairs with a cosine of at most ``lower`` or at least ``upper``.
 
-    A pair that fulfils both conditions counts once. ``ordered`` (sorted cosines) and ``before`` (cumulative weights)
-    are as in :func:`cumulative_weight`.
+    A pair that is both at most ``lower`` and at least ``upper`` counts once. ``ordered`` (sorted cosines) and
+    ``before`` (cumulative weights) are as in :func:`cumulative_weight`.
     """
-    # the two limits are converted to the dtype of the cosines, because numpy would otherwise convert all cosines
+    # The lower and the upper limit are converted to the dtype of the cosines. Otherwise, numpy would convert all
+    # cosines to the dtype of the limits.
     low, high = lower.astype(ordered.dtype), upper.astype(ordered.dtype)
     low = np.where(low > lower, np.nextafter(low, -np.inf, dtype=low.dtype), low)
     high = np.where(high < upper, np.nextafter(high, np.inf, dtype=high.dtype), high)
@@ -100,8 +101,8 @@ def is_in_a_tail(first: np.ndarray, last: np.ndarray, n: float, tail: float) -> 
     Parameters
     ----------
     first, last
-        Range of equal values for each tested value: index of the first and of the last of the ``n`` sorted values that
-        are equal to it.
+        For each tested value, the index of the first and the index of the last of the ``n`` sorted values that are
+        equal to the tested value.
     n
         Number of sorted values, or their total weight.
     tail
@@ -117,8 +118,9 @@ def divide_into_blocks(related: sparse.csr_array) -> np.ndarray:
     """Divide genes into blocks of related genes, which are resampled together, and return the block of each gene.
 
     The blocks are integers ``(G,)``. Partners of a gene are the genes that are related to it. The gene with the most
-    partners and its partners form the first block. Among the remaining genes, the gene with the most remaining partners
-    and these partners form the next block, and so on. Genes without remaining partners form blocks of their own.
+    partners forms the first block, together with its partners. Among the remaining genes, the gene with the most
+    remaining partners forms the next block, together with these remaining partners, and so on. Genes without remaining
+    partners form blocks of their own.
 
     If complexes have no common genes, each complex is a block. Overlapping complexes that contain the gene with the
     most partners are merged into one block. In a network of pairs, a block is a gene with many partners, together with
@@ -145,10 +147,10 @@ def divide_into_blocks(related: sparse.csr_array) -> np.ndarray:
 class Resampled:
     """Pairs of genes in the order of their cosine, from which scores of bootstrap samples of genes are computed.
 
-    Sorting the pairs once is enough: a score of a bootstrap sample follows from cumulative sums of the pairs' weights.
-    The weight of a block is the number of times that it was drawn. A pair of genes of one block has the weight of the
-    block. A pair of genes of two blocks has the product of the weights of both blocks. Two copies of the same block
-    form no pairs.
+    The bootstrap draws blocks, which are groups of related genes. Sorting the pairs once is enough, because a score of
+    a bootstrap sample follows from cumulative sums of the weights of pairs. The weight of a block is the number of
+    times that the block was drawn. A pair of genes of one block has the weight of the block. A pair of genes of two
+    blocks has the product of the weights of both blocks. Two copies of the same block form no pairs.
 
     Parameters
     ----------
@@ -177,8 +179,8 @@ class Resampled:
         self._known_cosine = self._ordered[self._known]
         self._known_one, self._known_two = self._one[self._known], self._two[self._known]
         self._known_inside = self._known_one == self._known_two
-        # range of all pairs with the same cosine as each related pair, in the order of cosines: place of the first
-        # pair, and place after the last pair
+        # For each related pair, the range of all pairs with the same cosine, in ascending order of cosines. The range
+        # is given by the place of its first pair, and the place after its last pair.
         self._first = np.searchsorted(self._ordered, self._known_cosine, side="left")
         self._last = np.searchsorted(self._ordered, self._known_cosine, side="right")
         self._n_genes = np.bincount(blocks)
@@ -263,8 +265,9 @@ def bootstrap_p_value(values: np.ndarray, n_effective: float) -> float:
     """Return the two-sided p value of the hypothesis that a difference between two scores is 0.
 
     ``values`` are the bootstrap samples of the difference, and ``n_effective`` is the effective number of resampled
-    blocks. The p value is 1 minus the level of the :func:`bootstrap_interval` that ends at 0. One sample beyond 0 is
-    added to ``values``, so that p values are never 0, and stay large with very few blocks.
+    blocks. If the level of :func:`bootstrap_interval` is chosen such that the interval ends at 0, the p value is 1
+    minus this level. One sample beyond 0 is added to ``values``, so that p values are never 0, and stay large with very
+    few blocks.
     """
     beyond = min((values <= 0).sum(), (values >= 0).sum())
     wide = stats.norm.isf((1 + beyond) / (1 + len(values)))
@@ -294,13 +297,15 @@ def sequential_p_values(
 
     The p value of a set compares the mean cosine of its genes with the mean cosines of random gene sets of the same
     size. The number of random sets is doubled in each round. A set is finished after the first round in which at least
-    20 random sets have reached its mean cosine. Its p value is then ``p = (1 + reached) / (1 + drawn)``, with the
-    number of random sets that were drawn, and the number of those that reached its mean cosine.
+    20 random sets have at least its mean cosine. Its p value is then ``p = (1 + reached) / (1 + drawn)``, where
+    ``drawn`` is the number of random sets, and ``reached`` is the number of random sets with at least the mean cosine
+    of the set.
 
-    These p values are valid. For a threshold ``t``, let round ``r`` be the first with ``21 / (1 + drawn) <= t``, or the
-    last round. A set that finishes before round ``r`` has ``p > t``. A set with ``p <= t`` therefore took part in round
-    ``r``, and had ``(1 + reached) / (1 + drawn) <= t`` in this round. Among sets that are not similar, the proportion
-    with ``p <= t`` is thus at most ``t``, as in round ``r`` alone (Besag and Clifford (1991)).
+    The p values are valid although sets finish in different rounds. For a threshold ``t``, let ``r`` be the first round
+    with ``21 / (1 + drawn) <= t``, or the last round if there is no such round. A set that finishes before round ``r``
+    has ``p > t``. A set with ``p <= t`` therefore took part in round ``r``, and had
+    ``(1 + reached) / (1 + drawn) <= t`` in this round. Among sets that are not similar, the proportion with ``p <= t``
+    is thus at most ``t``, as if all sets were tested in round ``r`` alone (Besag and Clifford (1991)).
 
     Parameters
     ----------
@@ -343,8 +348,8 @@ def _count_sets_as_similar(
     of_size = {int(size): np.flatnonzero(sizes == size) for size in np.unique(sizes)}
     length = np.einsum("gd,gd->g", unit, unit)
     width = min(n, _MAX_ORDERS, max(1, _MAX_GENES_IN_ORDERS // len(unit)))
-    # Each column of the deck is one order of the genes. Each block of orders is shuffled from the orders of the
-    # previous block, because shuffling gives random orders from any start.
+    # Each column of the array ``deck`` is one order of the genes. Orders are drawn in blocks. A new block of orders is
+    # shuffled from the orders of the previous block, because shuffling gives random orders from any start.
     deck = np.repeat(np.arange(len(unit), dtype=np.int32)[:, None], width, axis=1)
     for start in range(0, n, width):
         orders = np.arange(min(width, n - start))

@@ -1,4 +1,6 @@
-"""Retrieval scores: perturbations should retrieve their replicates, and others with the same mechanism or target.
+"""Retrieval scores of perturbations.
+
+Perturbations should retrieve their replicates, and other perturbations with the same mechanism or target.
 
 Retrieval ranks rows of an embedding by their cosine with a query. The score is the average precision of this ranking.
 
@@ -46,12 +48,14 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike
 
-# q value below which a perturbation counts as significant ("called"); 0.05 is the usual threshold of the field
+# q value below which a perturbation counts as significant ("called"). The value 0.05 is the usual threshold of the
+# field.
 _MAX_Q_VALUE = 0.05
-# Minimum number of negatives of a query (median over queries) in the environments that hold the query's perturbation.
-# If there are fewer, negatives come from all environments instead.
+# Minimum number of negatives per query (median over queries) for which negatives come only from the environments that
+# hold the query's perturbation. With fewer negatives, they come from all environments.
 MIN_NEGATIVES_IN_ENVIRONMENTS = 20
-# maximum number of queries whose negatives are counted, to estimate the median number of negatives per query
+# Maximum number of queries whose negatives are counted to compute the median number of negatives per query. With more
+# queries, a random subset is counted.
 _MAX_QUERIES_COUNTED = 200
 
 Against = Literal["controls", "perturbations"]
@@ -73,14 +77,14 @@ class Retrieval:
     left_out
         Names of requested perturbations without a score, because they have no positives or no negatives.
     units
-        Integer code ``(P,)`` of the unit that each row of the table is resampled with for confidence intervals, for
-        example its mechanism. `None` resamples single rows.
+        Unit of each row of the table as an integer code, ``(P,)``, for example its mechanism. For confidence intervals,
+        rows of the same unit are resampled together. `None` resamples single rows.
     floor_table
-        For replicates: frame with the columns of ``table`` and one row per plate position of controls, scored as if the
-        position were a perturbation. Empty if no positions were given.
+        Frame for replicate retrieval, with the columns of ``table`` and one row per plate position of controls. Each
+        position is scored as if it were a perturbation. The frame is empty if no positions were given.
     cross_position_table
-        For replicates: frame with the columns of ``table`` and one row per perturbation that has replicates at another
-        plate position and in another environment. Empty if there is no such perturbation.
+        Frame for replicate retrieval, with the columns of ``table`` and one row per perturbation that has replicates at
+        another plate position and in another environment. The frame is empty if there is no such perturbation.
 
     Examples
     --------
@@ -297,7 +301,8 @@ def retrieval(
         msg = f"control={control!r} is a value of y_key: give y_key, too."
         raise ValueError(msg)
     if y_key is None:
-        # each row is a perturbation of its own, even if several rows have the same name
+        # Without a column of perturbations, each row is a perturbation of its own, even if several rows have the same
+        # name.
         no_control, perturbations = np.arange(len(x)), np.asarray(adata.obs_names.astype(str))
         codes = no_control
     else:
@@ -370,11 +375,11 @@ def replicate_retrieval(
 
     With ``against="perturbations"``, the wells of all other perturbations are the negatives. The score measures whether
     a profile is more similar to its own perturbation in other environments than to other perturbations. The verdict of
-    :func:`scbd.run` is based on this score, with rows that are means of the cells of one perturbation in one
-    environment.
+    :func:`scbd.run`, which states which embedding is best, is based on this score. Each row is then the mean of the
+    cells of one perturbation in one environment.
 
     If all plates share a layout, a perturbation always has the same position, and its wells may retrieve each other by
-    their position. Two scores address this:
+    their position. Two scores measure or avoid such effects of position:
 
     - The **floor** measures how well positions on the plate are retrieved without any perturbation. Controls are scored
       as if each position were a perturbation, against controls at other positions. A perturbation without effect is
@@ -652,8 +657,8 @@ def _score_against_perturbations(
 
 def _warn_if_controls_were_fitted(is_control: np.ndarray, fitted: np.ndarray) -> None:
     n, n_fitted = is_control.sum(), (is_control & fitted).sum()
-    # no warning if the fit used all controls and also perturbations: it was probably the training of an encoder, for
-    # which the controls are one label among many
+    # There is no warning if the fit used all controls and also perturbations. Such a fit was probably the training of
+    # an encoder, for which the controls are one label among many.
     if n_fitted and (n_fitted < n or not (fitted & ~is_control).any()):
         msg = (
             f"Negatives were used in the fit: {n_fitted} of {n} controls. A correction that was fitted on controls "

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-# Eigenvalues up to this value count as 0. They are those of the matrix of products between the columns of the design
-# matrix, which have length 1 before the factor with the most labels is removed. A direction with such an eigenvalue is
-# a linear combination of other columns, and the eigenvalue is a rounding error.
+# Maximum eigenvalue that counts as 0. The eigenvalues are those of the matrix of products between the columns of the
+# design matrix. The columns have length 1 before the factor with the most labels is removed. An eigenvalue up to this
+# value is a rounding error, because some columns are linear combinations of other columns.
 _EIGENVALUE_TOLERANCE = 1e-9
 
 
@@ -158,7 +158,7 @@ def _explained_fractions(x: np.ndarray, factors: list[_Factor]) -> list[tuple[fl
     """Compute two fractions of the embedding's variance for each factor.
 
     The first is the fraction that the factor explains alone. The second is the fraction that is lost if the factor is
-    removed from a model of all factors. Both are NaN if all rows of the embedding are equal up to rounding.
+    removed from a model of all factors. Both fractions are NaN if all rows of the embedding are equal up to rounding.
     """
     mean = column_means(x)
     centred = x - mean
