@@ -23,25 +23,25 @@ from scbd.model._plan import TrainingPlan
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks" / "speed"
-# take longer than the others, and keep what they found in a file of their own
+# longer benchmarks, which store their results in separate files
 LONG = {"precision", "million", "faults"}
 SHORT = sorted({path.stem for path in BENCHMARKS.glob("[!_]*.py")} - LONG)
 PAGES = [BENCHMARKS / name for name in ("performance.md", "large_screens.md")]
 pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="benchmarks are not part of this copy")
-# as `python benchmarks/speed` does: what it measures may be slow, or collapse
+# warnings are ignored, as in `python benchmarks/speed`: measured code may be slow, or its embedding may collapse
 unwarned = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
 def load(monkeypatch) -> Any:
-    """Benchmarks are scripts beside each other, and not a package."""
+    """Import benchmarks as top-level modules: they are scripts in one folder, not a package."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module
 
 
 @pytest.fixture
-def at_once(load, monkeypatch) -> Iterator[None]:
-    """Scripts that a benchmark runs by themselves are run here: libraries take seconds to load."""
+def run_in_process(load, monkeypatch) -> Iterator[None]:
+    """Run scripts in this process instead of a new one, where loading libraries would take seconds."""
 
     def run(command: list[str], **how: Any) -> subprocess.CompletedProcess:
         _, script, *arguments = command
@@ -59,21 +59,21 @@ def at_once(load, monkeypatch) -> Iterator[None]:
 @unwarned
 @pytest.mark.usefixtures("permuted_once")
 @pytest.mark.parametrize("name", SHORT)
-def test_every_benchmark_runs(name, load, at_once, monkeypatch):
+def test_rows_each_short_benchmark_smoke_scale_returns_equal_results(name, load, run_in_process, monkeypatch):
     monkeypatch.setattr("scbd.pl.umap_blocks", lambda *args, **how: plt.subplots(squeeze=False)[1])  # takes seconds
-    # what compiled code computes is torch's affair, and a compiler not always there
+    # compiled code is not tested here, and a compiler is not always available
     with torch.compiler.set_stance("force_eager"):
         rows = load(name).rows(load("_scale").SMOKE)
     assert len({row["claim"] for row in rows}) == len(rows) > 0
     for row in rows:
         assert row["ours_s"] >= 0, row
-        # both forms are the same thing
+        # the naive form and ours give the same result
         assert row.get("difference", 0) < 1e-3, row
     assert all(row["claim"] in load("_report").as_text(rows) for row in rows)
 
 
 @unwarned
-def test_the_command(at_once, monkeypatch, capsys):
+def test_command_smoke_prints_results_unknown_name_exits(run_in_process, monkeypatch, capsys):
     results = (BENCHMARKS / "results.json").read_bytes()
     monkeypatch.setattr(sys, "argv", ["benchmarks", "--smoke", "metrics"])
     runpy.run_path(str(BENCHMARKS), run_name="__main__")
@@ -86,13 +86,13 @@ def test_the_command(at_once, monkeypatch, capsys):
     assert "no benchmark metric: choose from losses" in capsys.readouterr().err
 
 
-def test_a_script_by_itself_says_a_number(load):
+def test_child_script_returns_its_number(load):
     assert load("_compare").child("losses.py", "nothing", "16") > 10
 
 
 @pytest.fixture
-def alone(load, at_once, tmp_path, monkeypatch) -> Any:
-    """A benchmark that keeps its own results, run from the command line at the smallest size; and what it shows."""
+def run_benchmark(load, run_in_process, tmp_path, monkeypatch) -> Any:
+    """Return a function that runs a benchmark with its own results file, and returns its module and table."""
 
     def run(name: str, *arguments: str) -> tuple[Any, list[dict[str, str]]]:
         module = load(name)
@@ -106,30 +106,30 @@ def alone(load, at_once, tmp_path, monkeypatch) -> Any:
 
 @unwarned
 @pytest.mark.usefixtures("permuted_once")
-def test_precision_runs_and_is_not_run_again(alone, tmp_path, monkeypatch):
+def test_precision_second_call_reuses_results(run_benchmark, tmp_path, monkeypatch):
     arguments = ["--smoke", "--seeds", "1", "--tasks", "digits", "screen"]
-    module, table = alone("precision", *arguments)
+    module, table = run_benchmark("precision", *arguments)
     assert [(row["task"], row["seeds"]) for row in table[::5]] == [("digits", "1"), ("screen", "1")]
     module.plot(tmp_path / "precision.png")
     assert (tmp_path / "precision.png").exists()
-    monkeypatch.setattr(module, "run", None)  # whatever would be run fails
-    assert alone("precision", *arguments)[1] == table
+    monkeypatch.setattr(module, "run", None)  # running anything would fail
+    assert run_benchmark("precision", *arguments)[1] == table
 
 
 @unwarned
 @pytest.mark.usefixtures("permuted_once")
-def test_a_million_cells_in_small(load, alone, tmp_path, monkeypatch):
+def test_million_smoke_writes_table_and_plot(load, run_benchmark, tmp_path, monkeypatch):
     million = load("million")
     watched = million.watched
 
-    def here(stage: str, folder: Path, size: Any) -> dict[str, Any]:
-        """A first stage by itself, the others without loading libraries again."""
+    def run_stage(stage: str, folder: Path, size: Any) -> dict[str, Any]:
+        """Run the first stage in a new process, the others in this process, where libraries are loaded."""
         if stage == "simulate":
             return watched(stage, folder, size)
         return {"stage": stage, "own_mib": 1, "trace": [[0.1, 1, 1]]} | million.one_stage(stage, folder, size)
 
-    monkeypatch.setattr(million, "watched", here)
-    module, table = alone("million", "--smoke")
+    monkeypatch.setattr(million, "watched", run_stage)
+    module, table = run_benchmark("million", "--smoke")
     assert [row["stage"] for row in table] == module.STAGES[:3] + ["train, steps of 1,024"] + module.STAGES[4:]
     assert table[1]["cells"] == "600"
     module.plot(tmp_path / "million.png")
@@ -137,13 +137,13 @@ def test_a_million_cells_in_small(load, alone, tmp_path, monkeypatch):
 
 
 @unwarned
-def test_faults_are_counted(load, alone, monkeypatch):
-    """Jobs of which none is killed, and every damage once."""
+def test_faults_no_job_killed_counts_no_losses(load, run_benchmark, monkeypatch):
+    """No job is killed, and each kind of damage occurs once."""
 
-    def to_the_end(done: Path, code: str, *arguments: Any, **how: Any) -> int:
+    def run_to_end(done: Path, code: str, *arguments: Any, **how: Any) -> int:
         names: dict[str, Any] = {}
         with monkeypatch.context() as patch:
-            # the jobs slow these down, and sleep
+            # the jobs slow these methods down, and sleep; undo both
             for slowed in (ScreenPlan, BlockStore, TrainingPlan):
                 for name in vars(slowed).keys() & {"images", "write", "training_step"}:
                     patch.setattr(slowed, name, getattr(slowed, name))
@@ -154,15 +154,15 @@ def test_faults_are_counted(load, alone, monkeypatch):
         return 1
 
     faults = load("faults")
-    monkeypatch.setattr(faults, "kill_until", to_the_end)
-    # as often as it takes to see that it is called: 262 MiB a checkpoint
+    monkeypatch.setattr(faults, "kill_until", run_to_end)
+    # two steps only: each checkpoint takes 262 MiB
     monkeypatch.setattr(faults.runs, "train_large", lambda folder: faults.runs.train(folder, max_steps=2))
-    _, table = alone("faults", "--kills", "1", "--damages", "1")
+    _, table = run_benchmark("faults", "--kills", "1", "--damages", "1")
     assert {row["lost or unnoticed"] for row in table} == {"0"} and {row["tried"] for row in table} == {"1"}
     assert {"kill -9 while training", "a flipped bit"} <= {row["what goes wrong"] for row in table}
 
 
-def test_every_benchmark_was_run_and_the_pages_show_what_was_measured(load, tmp_path):
+def test_write_docs_stored_results_reproduce_pages(load, tmp_path):
     results = json.loads((BENCHMARKS / "results.json").read_text())
     assert sorted(results) == SHORT
     results |= {name: load(name).result() for name in sorted(LONG)}
@@ -175,7 +175,7 @@ def test_every_benchmark_was_run_and_the_pages_show_what_was_measured(load, tmp_
         assert result["machine"]
 
 
-def test_tables_round_and_leave_out_what_nobody_has(load):
+def test_as_markdown_rounds_and_drops_empty_columns(load):
     report = load("_report")
     rows = [
         {"claim": "a", "naive_s": 2.0, "ours_s": 0.00052, "ratio": 3846.15, "ratio_sd": 1.0, "difference": 1e-16},
@@ -189,14 +189,14 @@ def test_tables_round_and_leave_out_what_nobody_has(load):
     ]
 
 
-def test_both_forms_of_the_losses_are_the_same_thing(load):
+def test_losses_ours_value_and_gradient_are_equal_to_naive(load):
     losses = load("losses")
     inputs = losses.batch(64, torch.float64)
     naive, ours = (losses.value_and_gradient(form, inputs) for form in (losses.listing, losses.ours))
     assert losses.difference(ours, naive) < 1e-12
 
 
-def test_both_forms_of_a_step_are_the_same_thing(load):
+def test_step_ours_losses_are_equal_to_naive(load):
     step = load("step")
     naive, ours = step.pair("resnet18", (3, 32, 32))
     inputs = step.batch(32, (3, 32, 32))
@@ -204,8 +204,8 @@ def test_both_forms_of_a_step_are_the_same_thing(load):
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_measured_has_all_processors():
-    """The tests' helpers keep torch to one thread, and a benchmark that loads them would measure that."""
+def test_command_keeps_number_of_threads():
+    """The helpers of the tests set torch to one thread; benchmarks must not load them."""
     code = f"""
 import runpy, sys, torch
 before = torch.get_num_threads()

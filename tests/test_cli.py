@@ -27,7 +27,7 @@ QUICK = ["--max-steps", "3", "--batch-size", "24", "--accelerator", "cpu"]
 
 
 @pytest.mark.filterwarnings("ignore:z_c has", "ignore:Scores are")
-def test_run_on_images(tmp_path, capsys):
+def test_run_images_writes_report_settings_and_embeddings(tmp_path, capsys):
     make_cells().write_h5ad(tmp_path / "cells.h5ad")
     command = ["run", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--e-key", "plate", "well"]
     command += ["--out", str(tmp_path / "out"), "--encoder", "small", "--e-columns", "crossed"]
@@ -44,13 +44,13 @@ def test_run_on_images(tmp_path, capsys):
     embedded = anndata.read_h5ad(tmp_path / "out" / "cells.h5ad")
     assert "X_scbd_c" in embedded.obsm and "X_scbd_s" not in embedded.obsm
     assert is_drawn(tmp_path / "out" / "umap.png")
-    assert main(command) == 2  # not written over
+    assert main(command) == 2  # existing results are not overwritten
     assert "out" in capsys.readouterr().err
     assert main([*command, "--resume"]) == 0
 
 
 @pytest.mark.filterwarnings("ignore:z_c has", "ignore:Scores are")
-def test_run_on_a_table(tmp_path):
+def test_run_table_writes_model_metrics_and_cells(tmp_path):
     wells = make_wells()
     table = pd.concat([wells.obs, wells.to_df().add_prefix("Cells_")], axis=1)
     table.to_csv(tmp_path / "wells.csv", index=False)
@@ -61,7 +61,7 @@ def test_run_on_a_table(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:z_c has")
-def test_select_alpha(tmp_path, capsys):
+def test_select_alpha_prints_alphas(tmp_path, capsys):
     make_cells().write_h5ad(tmp_path / "cells.h5ad")
     command = ["select-alpha", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--e-key", "well"]
     assert main([*command, "--out", str(tmp_path / "out"), "--alphas", "0", "0.01", "--encoder", "small", *QUICK]) == 0
@@ -69,7 +69,7 @@ def test_select_alpha(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", ["images", "table"])
-def test_benchmark_says_how_fast_it_is_and_trains_no_longer_than_that_takes(kind, tmp_path, capsys, monkeypatch):
+def test_benchmark_prints_rates_and_stops_after_measured_time(kind, tmp_path, capsys, monkeypatch):
     clocks: list[speed_module._SpeedCallback] = []
 
     class Clock(speed_module._SpeedCallback):
@@ -95,7 +95,7 @@ def test_benchmark_says_how_fast_it_is_and_trains_no_longer_than_that_takes(kind
     assert [path.name for path in tmp_path.iterdir()] == ["cells.h5ad"]
 
 
-def test_convert_and_inspect(tmp_path, capsys):
+def test_convert_two_plates_and_inspect_print_summary(tmp_path, capsys):
     plates = []
     for number in range(2):
         plates.append(tmp_path / f"plate_{number}.h5ad")
@@ -108,7 +108,7 @@ def test_convert_and_inspect(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("fit", ["pad", "12"])
-def test_convert_makes_images_of_several_sizes_alike(fit, tmp_path):
+def test_convert_fit_images_of_several_sizes_have_equal_size(fit, tmp_path):
     for label, side in (("a", 8), ("b", 12)):
         (tmp_path / "crops" / label).mkdir(parents=True)
         for number in range(2):
@@ -130,13 +130,13 @@ def test_convert_makes_images_of_several_sizes_alike(fit, tmp_path):
         (["runs"], "run"),
     ],
 )
-def test_mistakes_are_named_and_exit_with_2(command, named, capsys):
+def test_main_invalid_arguments_exits_with_2(command, named, capsys):
     assert main(command) == 2
     printed = capsys.readouterr()
     assert named in printed.err + printed.out and "Traceback" not in printed.err + printed.out
 
 
-def test_options_are_arguments_with_their_defaults():
+def test_options_defaults_equal_arguments_of_model_and_train():
     train, model = inspect.signature(scbd.SCBDModel.train).parameters, inspect.signature(scbd.SCBDModel).parameters
     assert {field.name for field in fields(TrainingOptions)} <= set(train)
     for options, known in ((TrainingOptions, train), (ModelOptions, model)):
@@ -159,24 +159,24 @@ def test_options_are_arguments_with_their_defaults():
         TrainingOptions,
     ],
 )
-def test_every_option_is_described(described):
-    """What help shows is what docstrings say."""
+def test_options_each_is_described_in_docstring(described):
+    """The help is made from the docstrings."""
     named = {parameter.arg_name for parameter in docstring_parser.parse(described.__doc__).params}
     assert named == set(inspect.signature(described).parameters) - {"cells", "model", "training"}
 
 
-def test_the_package_is_a_command_too():
+def test_package_run_as_module_prints_version():
     shown = subprocess.run([sys.executable, "-m", "scbd", "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == f"scbd {scbd.__version__}" and Path(scbd.__file__).exists()
 
 
-def test_a_default_that_is_yes_can_be_said_no_to():
+def test_parse_args_no_augment_disables_default():
     _, bound, _ = cli.app.parse_args(["run", "x", "--y-key", "a", "--e-key", "b", "--out", "o", "--no-augment"])
     assert not bound.arguments["model"].augment and cli.ModelOptions().augment
 
 
-def test_a_warning_is_a_sentence(tmp_path):
-    """Not a line of code, which nobody has who types a command."""
+def test_inspect_warning_is_printed_without_source_line(tmp_path):
+    """The source line of a Python warning means nothing to a user of the command."""
     table = pd.DataFrame(
         {"Metadata_Plate": ["P1", "P2"] * 4, "Cells_a": [1.0, np.nan] + [2.0, 3.0] * 3, "Cells_b": 1.0}
     )

@@ -1,4 +1,4 @@
-"""What the documentation says can be done, is done; what it points at, is there."""
+"""Run the code of the documentation, and test that its links and references exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DOCS = ROOT / "docs"
 NOTEBOOKS = ROOT / "notebooks"
 FOLDERS = (DOCS, *(DOCS / name for name in ("user_guide", "how_to", "api")))
 PAGES = sorted([ROOT / "README.md", *(page for folder in FOLDERS for page in folder.glob("*.md"))])
-# of simulated screens, where a page does not say how many: probes take seconds
+# defaults of simulated screens on pages: with more genes, probes take seconds
 FEWER = {"n_complexes": 3, "genes_per_complex": 2}
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="a source distribution comes without docs")
 
@@ -39,7 +39,7 @@ def name_of(page: Path) -> str:
 
 
 def blocks_of(page: Path, language: str) -> list[tuple[int, str]]:
-    """Code blocks and the lines where they begin."""
+    """Return code blocks and the lines where they begin."""
     text = page.read_text(encoding="utf-8")
     found = re.finditer(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     return [(text[: match.start(1)].count("\n"), match[1]) for match in found]
@@ -50,14 +50,14 @@ def packages_of(block: str) -> set[str]:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """Of headings, as GitHub and MyST name them."""
+    """Return the anchors of headings, as GitHub and MyST name them."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
 
 @pytest.fixture
 def setting(hasty: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """What the guide's first page begins with, of fewer cells, and files that a user brings."""
+    """Variables of the first page of the guide, with fewer cells, in a folder with the files of a user."""
     monkeypatch.chdir(tmp_path)
     simulated_screen = scbd.datasets.simulated_screen
     few = lambda n_cells, **how: simulated_screen(min(n_cells, 800), **FEWER | how)  # a page may make a large one
@@ -71,7 +71,7 @@ def setting(hasty: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def write_files(folder: Path) -> None:
-    """Crops of two plates, and fields of view in all formats that pages read."""
+    """Write crops of two plates, and fields of view in all formats that pages read."""
     for number in (1, 2):
         make_cells(seed=number).write_h5ad(folder / f"plate_{number}.h5ad")
         (folder / f"plate_{number}.h5ad").rename(folder / f"plate_{number}.h5sc")
@@ -89,12 +89,12 @@ def write_files(folder: Path) -> None:
 
 
 def pixels_of_field(name: str) -> np.ndarray:
-    """Two channels."""
+    """Return a field of view with two channels."""
     return np.random.default_rng(ord(name)).integers(0, 60_000, (2, 48, 64)).astype("uint16")
 
 
 def write_tiffs(folder: Path) -> None:
-    """The same fields, a file a channel."""
+    """Write the same fields with one file per channel."""
     import tifffile
 
     for name in "ab":
@@ -103,7 +103,7 @@ def write_tiffs(folder: Path) -> None:
 
 
 def write_plate(path: Path) -> None:
-    """Two wells, of two fields and one, with a label image each."""
+    """Write a plate of two wells, with two fields and one field, and a label image per field."""
     from ome_zarr import OMEZarrImage, OMEZarrLabels, OMEZarrMultiscale
 
     for place, name in {"A/1/0": "a", "A/1/1": "b", "B/12/0": "c"}.items():
@@ -116,7 +116,7 @@ def write_plate(path: Path) -> None:
 
 
 def write_well(path: Path) -> None:
-    """An image of a well in four channels and several scales, and its cells with their table."""
+    """Write an image of a well with four channels and several scales, and its cells with a table."""
     from spatialdata import SpatialData
     from spatialdata.models import Image2DModel, ShapesModel, TableModel
     from spatialdata.transformations import Scale
@@ -137,7 +137,7 @@ def write_well(path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # two steps do not train a model, and other packages have warnings of their own
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page, "python")], ids=name_of)
-def test_python_of_a_page_runs(page, setting):
+def test_python_blocks_of_each_page_run(page, setting):
     lacking = set()
     for line, block in blocks_of(page, "python"):
         missing = {package for package in packages_of(block) if not importlib.util.find_spec(package)}
@@ -148,8 +148,8 @@ def test_python_of_a_page_runs(page, setting):
         pytest.skip(f"the rest ran; not installed: {', '.join(sorted(lacking))}")
 
 
-def test_designs_get_the_warnings_that_their_page_shows():
-    """What stands behind a block is what it warns of, with … for what is left out; where nothing does, it is quiet."""
+def test_python_blocks_different_days_raise_the_warnings_shown():
+    """A text block after a code block shows its warning, with … for omitted parts; other code blocks do not warn."""
     page = DOCS / "user_guide" / "different_days.md"
     text, known = page.read_text(encoding="utf-8"), {"scbd": scbd}
     blocks = re.findall(r"^```python\n(.*?)^```\n*(?:^```text\n(.*?)^```)?", text, re.DOTALL | re.MULTILINE)
@@ -158,13 +158,13 @@ def test_designs_get_the_warnings_that_their_page_shows():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             exec(block, known)
-        said = [str(one.message) for one in caught if one.category is UserWarning]  # not those of libraries
+        said = [str(one.message) for one in caught if one.category is UserWarning]  # without the warnings of libraries
         assert len(said) == bool(shown)
         assert not shown or re.fullmatch(".*".join(map(re.escape, re.split(r"\s*…\s*", shown.strip()))), said[0])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page):
+def test_links_of_each_page_have_existing_targets(page):
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" in target:
@@ -176,30 +176,34 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_names_that_a_page_points_at_are_there(page):
+def test_python_references_of_each_page_exist(page):
     for target in re.findall(r"\{py:\w+\}`(scbd[\w.]*)`", page.read_text(encoding="utf-8")):
         assert pydoc.locate(target) is not None, target
 
 
-def typed() -> list[tuple[str, str]]:
-    """Lines of shell that pages show, with their page."""
+def shell_commands() -> list[tuple[str, str]]:
+    """Return the shell commands on pages, with their page."""
     blocks = [(name_of(page), block) for page in PAGES for _, block in blocks_of(page, "bash")]
     return [(page, line) for page, block in blocks for line in block.replace("\\\n", " ").split("\n")]
 
 
-def test_targets_of_make_are_there():
+def test_make_targets_on_pages_exist_in_makefile():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     known = {name for line in re.findall(r"^(\w[\w ]*):", makefile, re.MULTILINE) for name in line.split()}
-    asked = {name for _, line in typed() if (found := re.match(r"make ([\w ]+)", line)) for name in found[1].split()}
+    asked = {
+        name for _, line in shell_commands() if (found := re.match(r"make ([\w ]+)", line)) for name in found[1].split()
+    }
     assert {"demo", "test"} <= asked <= known
 
 
-@pytest.mark.parametrize(("page", "line"), [(page, line) for page, line in typed() if re.match(r"scbd \w", line)])
-def test_commands_are_known_to_the_command_line(page, line):
+@pytest.mark.parametrize(
+    ("page", "line"), [(page, line) for page, line in shell_commands() if re.match(r"scbd \w", line)]
+)
+def test_parse_args_accepts_each_command_on_pages(page, line):
     app.parse_args(shlex.split(line, comments=True)[1:], exit_on_error=False)  # raises where it does not know one
 
 
-def test_works_that_docstrings_name_are_in_the_bibliography():
+def test_references_in_source_are_in_bibliography():
     known = re.findall(r"^@\w+\{(\w+),", (DOCS / "references.bib").read_text(encoding="utf-8"), re.MULTILINE)
     named = re.compile(r"([A-Z][\w-]+)(?:, [A-Z]\w+)*(?: et al\.| and [A-Z][\w-]+)? \(((?:19|20)\d\d)\)")
     texts = [" ".join(path.read_text(encoding="utf-8").split()) for path in (ROOT / "src").rglob("*.py")]
@@ -209,14 +213,14 @@ def test_works_that_docstrings_name_are_in_the_bibliography():
 
 
 def inventories() -> list[tuple[str, str]]:
-    """Names of other projects that pages link to, and what each is."""
+    """Return the names of other projects that pages link to, and the kind of each."""
     lines = [line for path in sorted((DOCS / "inventories").glob("*.inv")) for line in path.read_text().splitlines()]
     return [(line.split()[0], line.split()[1]) for line in lines if not line.startswith("#")]
 
 
-@pytest.mark.filterwarnings("ignore")  # of packages that are imported
+@pytest.mark.filterwarnings("ignore")  # imported packages may warn
 @pytest.mark.parametrize(("name", "kind"), inventories())
-def test_what_inventories_name_exists(name, kind):
+def test_inventory_names_exist_and_have_stated_kind(name, kind):
     if not importlib.util.find_spec(name.partition(".")[0]):
         pytest.skip("not installed")
     found = pydoc.locate(name)
@@ -224,29 +228,29 @@ def test_what_inventories_name_exists(name, kind):
     assert inspect.isclass(found) == (kind == "class")
 
 
-def test_every_member_of_a_model_has_a_place_on_its_page():
+def test_own_members_each_model_member_has_a_task():
     configuration = runpy.run_path(str(DOCS / "conf.py"))
     models = [f"scbd.baselines.{name}" for name in scbd.baselines.__all__ if name.endswith("Model")]
     for owner in ("scbd.SCBDModel", "scbd.model.ImageModel", *models):
         assert configuration["own_members"](owner)["tasks"]  # raises where a member has no task
 
 
-def test_numbers_of_the_readme_are_those_of_the_results():
-    """What is on the page of results is compared with the rows."""
+def test_readme_numbers_occur_on_results_page():
+    """Numbers on the page of results are compared with the stored rows in another test."""
     _, _, rest = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Does it work?")
     results = (DOCS / "results.md").read_text(encoding="utf-8")
     said, known = (set(re.findall(r"\d+\.\d+", text)) for text in (rest.partition("\n## ")[0], results))
     assert len(said) > 5 and said <= known
 
 
-def test_styles_load_nothing_from_other_hosts():
+def test_stylesheets_load_only_local_files():
     for path in (DOCS / "_static").rglob("*.css"):
         for target in re.findall(r"url\(['\"]?([^)'\"]+)", path.read_text(encoding="utf-8")):
             assert (path.parent / target).is_file(), f"{path.name} asks for {target}"
 
 
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_the_site_shows_what_a_notebook_printed_when_it_was_run_from_top_to_bottom(path):
+def test_notebooks_are_stored_executed_in_order_with_output(path):
     cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     printed = ["".join(output.get("text", "")) for cell in cells for output in cell["outputs"]]

@@ -1,4 +1,4 @@
-"""The pages of the API list what is public, and everything public has an example that runs."""
+"""Test that the API pages list all public names, and run the examples of all docstrings."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from conftest import make_screen
 import scbd
 
 API = Path(__file__).parents[1] / "docs" / "api"
-# what others may bring in place of ours, and arguments: nothing that could be called
+# interfaces that users implement, and a dictionary of arguments: none of them is called
 NOT_CALLED = {"scbd.data.BatchSampler", "scbd.data.ImageSource", "scbd.datasets.HARD_SCREEN"}
 
 
-def listed() -> list[str]:
-    """Names on the pages of the API."""
+def listed_names() -> list[str]:
+    """Return the names listed on the API pages."""
     names, package = [], ""
     for line in [line for page in sorted(API.glob("*.md")) for line in page.read_text(encoding="utf-8").splitlines()]:
         if match := re.fullmatch(r"\.\. currentmodule:: (\S+)", line):
@@ -35,23 +35,23 @@ def listed() -> list[str]:
     return names
 
 
-LISTED = listed()
+LISTED = listed_names()
 PACKAGES = sorted({name.rpartition(".")[0] for name in LISTED})
 
 
 @pytest.mark.skipif(not LISTED, reason="a source distribution comes without docs")
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_page_lists_what_its_package_exports(package):
+def test_api_page_lists_all_exports_of_its_package(package):
     module = importlib.import_module(package)
     exported = {name for name in module.__all__ if not inspect.ismodule(getattr(module, name))}
-    exported -= {"SCBDModel"} if package == "scbd.model" else set()  # on the page of scbd
+    exported -= {"SCBDModel"} if package == "scbd.model" else set()  # listed on the page of scbd
     here = [name.rpartition(".")[2] for name in LISTED if name.rpartition(".")[0] == package]
     assert sorted(here) == sorted(exported - {name.rpartition(".")[2] for name in NOT_CALLED})
 
 
 @pytest.fixture(scope="module")
 def embedded() -> Any:
-    """What examples call ``adata`` and ``model``: a small screen, and a model that has seen it."""
+    """``adata`` and ``model`` of the examples: a small screen, and a model trained on it."""
     adata = make_screen()
     scbd.SCBDModel.setup_anndata(adata, y_key="gene", e_key="well")
     model = scbd.SCBDModel(adata, encoder="small")

@@ -1,4 +1,4 @@
-"""What only a GPU can show. The suite hides GPUs: `CUDA_VISIBLE_DEVICES=0 python -m pytest tests/test_gpu.py`."""
+"""Tests that need a GPU. The suite hides GPUs: `CUDA_VISIBLE_DEVICES=0 python -m pytest tests/test_gpu.py`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LOSSES: dict[str, Any] = {
 
 @pytest.mark.parametrize("size", [70, 9000])  # one tile, and several
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_are_those_of_the_processor_in_float64(name, size):
+def test_losses_on_gpu_are_equal_to_cpu_in_float64(name, size):
     generator = torch.Generator().manual_seed(0)
     z = functional.normalize(torch.randn(size, 16, generator=generator), dim=1)
     labels = [torch.randint(0, n, (size,), generator=generator) for n in (9, 5)]
@@ -50,46 +50,46 @@ def test_losses_are_those_of_the_processor_in_float64(name, size):
         torch.testing.assert_close(mine, exact, rtol=1e-4, atol=1e-5 * float(exact.abs().max()))
 
 
-def assert_alike(one: np.ndarray, two: np.ndarray) -> None:
-    """But for convolutions in TF32."""
+def assert_embeddings_close(one: np.ndarray, two: np.ndarray) -> None:
+    """Assert that embeddings are equal up to the precision of convolutions in TF32."""
     np.testing.assert_allclose(one, two, rtol=0, atol=5e-3)
 
 
-def made(system: Any, cells: AnnData, control: str) -> Any:
-    """A small one."""
+def make_model(system: Any, cells: AnnData, control: str) -> Any:
+    """Return a small model."""
     settings = {"control": control, "encoder": "small" if cells.X is None else "auto"}
     return system(cells, **{name: settings[name] for name in settings.keys() & system.__init__.__annotations__.keys()})
 
 
 @pytest.mark.parametrize("how", [{}, {"batch_kwargs": {"preload": "device"}}, {"precision": "bf16-mixed"}])
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_what_was_trained_here_embeds_alike_on_a_processor(system, how, tmp_path):
+def test_load_model_trained_on_gpu_embeds_equally_on_cpu(system, how, tmp_path):
     cells = make_cells()
     scvi.settings.seed = 0
     system.setup_anndata(cells, **KEYS)
-    model = made(system, cells, "gene_0")
+    model = make_model(system, cells, "gene_0")
     model.train(**SHORT, **how)
     assert model.device.type == DEVICE
     model.save(str(tmp_path / "model"))
     z = model.get_latent_representation()
     for accelerator in ("cpu", ACCELERATOR):
         loaded = system.load(str(tmp_path / "model"), cells, accelerator=accelerator)
-        assert_alike(loaded.get_latent_representation(), z)
+        assert_embeddings_close(loaded.get_latent_representation(), z)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_features(system, tmp_path):
+def test_load_feature_model_trained_on_gpu_embeds_equally_on_cpu(system, tmp_path):
     wells = make_wells()
     system.setup_anndata(wells, y_key="compound", e_key="plate", control="DMSO", position_key="well")
-    model = made(system, wells, "DMSO")
+    model = make_model(system, wells, "DMSO")
     model.train(**SHORT | {"train_size": 1.0})
     z = model.get_latent_representation()
     model.save(str(tmp_path / "model"))
     loaded = system.load(str(tmp_path / "model"), wells, accelerator="cpu")
-    assert_alike(loaded.get_latent_representation(), z)
+    assert_embeddings_close(loaded.get_latent_representation(), z)
 
 
-def test_an_encoder_of_ones_own_may_come_from_the_gpu_and_goes_back(tmp_path):
+def test_load_custom_encoder_on_gpu_embeds_equally_and_trains_on(tmp_path):
     cells = make_cells()
     SCBDModel.setup_anndata(cells, **KEYS)
     own = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(32, 10)).to(DEVICE)
@@ -98,11 +98,11 @@ def test_an_encoder_of_ones_own_may_come_from_the_gpu_and_goes_back(tmp_path):
     model.save(str(tmp_path / "model"))
     for accelerator in ("cpu", ACCELERATOR):
         again = SCBDModel.load(str(tmp_path / "model"), cells, allow_pickle=True, accelerator=accelerator)
-        assert_alike(again.get_latent_representation(), model.get_latent_representation())
+        assert_embeddings_close(again.get_latent_representation(), model.get_latent_representation())
         again.train(**SHORT)
 
 
-def test_a_run_goes_on_and_a_decoder_draws(tmp_path):
+def test_train_resume_and_train_decoder_on_gpu_return_finite_images(tmp_path):
     cells = make_cells()
     SCBDModel.setup_anndata(cells, **KEYS)
     model = SCBDModel(cells, encoder="small", n_latent=6)
@@ -121,7 +121,7 @@ def test_a_run_goes_on_and_a_decoder_draws(tmp_path):
 
 
 @pytest.mark.parametrize("inputs", ["images", "features"])
-def test_from_cells_to_pictures(inputs, tmp_path: Path, monkeypatch):
+def test_run_on_gpu_written_embedding_is_equal_to_model_on_cpu(inputs, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("scbd._workflows.run._write_pictures", lambda *args: None)
     settings = SHORT | {"max_steps": 6}
     if inputs == "images":
@@ -132,4 +132,4 @@ def test_from_cells_to_pictures(inputs, tmp_path: Path, monkeypatch):
         run(cells, y_key="compound", e_key="plate", out=tmp_path / "out", train_kwargs=settings)
     written = anndata.read_h5ad(tmp_path / "out" / "cells.h5ad")
     model = SCBDModel.load(str(tmp_path / "out" / "model"), cells, accelerator="cpu")
-    assert_alike(model.get_latent_representation(), written.obsm["X_scbd_c"])
+    assert_embeddings_close(model.get_latent_representation(), written.obsm["X_scbd_c"])

@@ -1,4 +1,4 @@
-"""The method file for the JUMP batch-correction workflow does what the workflow expects of its methods."""
+"""Test the method file for the JUMP batch-correction workflow against the interface of the workflow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def method(monkeypatch) -> Any:
 
 
 def make_wells(controls: bool = True) -> pd.DataFrame:
-    """Two laboratories of two batches each, as the workflow's tables are: categorical metadata, then features."""
+    """Return a table as in the workflow, with wells of two laboratories with two batches each."""
     rng = np.random.default_rng(0)
     layout = COMPOUNDS + ["DMSO"] * 6 * controls
     meta = pd.DataFrame(
@@ -64,7 +64,7 @@ def run(method: Any, folder: Path, *more: str, batch_key: str = "Metadata_Source
     return pd.read_parquet(paths[1])
 
 
-def test_rows_and_metadata_stay_and_features_are_those_of_the_model(method, wells, tmp_path):
+def test_main_keeps_rows_and_metadata_and_writes_model_features(method, wells, tmp_path):
     found = run(method, tmp_path, "--smoketest=True")
     meta = [name for name in wells if name.startswith("Meta")]
     pd.testing.assert_frame_equal(found[meta], wells[meta].reset_index(drop=True))
@@ -73,16 +73,16 @@ def test_rows_and_metadata_stay_and_features_are_those_of_the_model(method, well
     assert np.isfinite(found[features].to_numpy()).all() and set(found.dtypes[features].astype(str)) == {"float32"}
 
 
-def test_batches_shift_wells_less_than_before(method, wells, tmp_path):
-    """After a whole run, wells find their compound in other batches more often than the features did."""
+def test_main_full_run_compounds_match_across_batches_more_often(method, wells, tmp_path):
+    """After a full run, the nearest well of another batch has the same compound more often than with raw features."""
     found = run(method, tmp_path, batch_key="Metadata_Batch")
-    before = nearest_elsewhere(wells.reset_index(drop=True))
-    after = nearest_elsewhere(found)
+    before = share_matched_across_batches(wells.reset_index(drop=True))
+    after = share_matched_across_batches(found)
     assert after > before + 0.2
 
 
-def nearest_elsewhere(table: pd.DataFrame) -> float:
-    """Share of wells of compounds whose nearest well of another batch is of the same compound."""
+def share_matched_across_batches(table: pd.DataFrame) -> float:
+    """Return the share of treated wells whose nearest well of another batch has the same compound."""
     table = table[table["Metadata_JCP2022"] != "DMSO"]
     x = table[[name for name in table if not name.startswith("Meta")]].to_numpy()
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -91,7 +91,7 @@ def nearest_elsewhere(table: pd.DataFrame) -> float:
     return float((y[similar.argmax(1)] == y).mean())
 
 
-def test_a_share_of_compounds_is_not_learned_from(method, wells, tmp_path):
+def test_main_train_share_excludes_compounds_from_training(method, wells, tmp_path):
     found = run(method, tmp_path, "--smoketest=1", "--train-share=0.5")
     trained = found.groupby("Metadata_JCP2022", observed=True)["Metadata_ScbdTrained"]
     assert (trained.nunique() == 1).all() and trained.first()["DMSO"]
@@ -100,18 +100,18 @@ def test_a_share_of_compounds_is_not_learned_from(method, wells, tmp_path):
     pd.testing.assert_frame_equal(found, again)
 
 
-def test_tables_without_controls_are_corrected_too(method, tmp_path):
+def test_main_table_without_controls_writes_features(method, tmp_path):
     make_wells(controls=False).to_parquet(tmp_path / "in.parquet")
     assert "scbd_0" in run(method, tmp_path, "--smoketest=1")
 
 
-def test_a_column_that_is_not_there_is_named(method, wells, tmp_path):
+def test_main_missing_batch_key_raises(method, wells, tmp_path):
     with pytest.raises(KeyError, match="Metadata_Batches"):
         run(method, tmp_path, batch_key="Metadata_Batches")
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_the_rule_calls_the_method_as_it_is(method):
+def test_rule_passes_arguments_in_order_of_method(method):
     rule = (FOLDER / "scbd.smk").read_text(encoding="utf-8")
     parts = ["{input.script}", "{input.data}", "'{params.batch_key}'", "{params.label_key}", "{output}", "--smoketest="]
     places = [rule.index(part) for part in parts]

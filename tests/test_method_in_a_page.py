@@ -1,4 +1,4 @@
-"""The page of plain torch says what the package does: the same numbers, on the same batches."""
+"""Compare the notebook that writes the method in plain torch with the package, on the same batches."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import scbd
 
 @pytest.fixture(scope="module")
 def page() -> Any:
-    """What the first cell of code defines."""
-    # it stands alone: of a page that needs scbd, nothing is there
+    """Names that the first code cell defines."""
+    # the first cell must not need scbd: if it does, nothing is defined
     return run_cells("method_in_a_page", lambda number, source: number == 1 or "scbd" in source)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_losses_are_those_of_the_package(page, seed):
+def test_losses_of_page_are_equal_to_package(page, seed):
     generator = torch.Generator().manual_seed(seed)
     z = F.normalize(torch.randn(32, 8, dtype=torch.float64, generator=generator), dim=1)
     labels = torch.randint(5, (32,), generator=generator)
@@ -31,8 +31,8 @@ def test_losses_are_those_of_the_package(page, seed):
 
 
 @pytest.mark.filterwarnings("ignore:z_c")  # a few steps, for equal numbers and not for a good embedding
-def test_training_is_that_of_the_package(page, monkeypatch):
-    """Both begin with the package's weights, and see its batches."""
+def test_train_of_page_embeddings_are_equal_to_package(page, monkeypatch):
+    """Both start from the weights of the package, and train on its batches."""
     n_steps, size, alpha = 8, 32, 0.1
     cells = make_cells()
     scbd.SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
@@ -55,12 +55,12 @@ def test_training_is_that_of_the_package(page, monkeypatch):
     batches: list[np.ndarray] = []
     shuffle = scbd.data.ShuffleSampler.__iter__
 
-    def noted(self: Any) -> Iterator[np.ndarray]:
+    def record_batches(self: Any) -> Iterator[np.ndarray]:
         for rows in shuffle(self):
             batches.append(rows)
             yield rows
 
-    monkeypatch.setattr(scbd.data.ShuffleSampler, "__iter__", noted)
+    monkeypatch.setattr(scbd.data.ShuffleSampler, "__iter__", record_batches)
     how: dict[str, Any] = {"enable_progress_bar": False, "accelerator": "cpu", "train_size": 1.0, "seed": 0}
     how |= {"plan_kwargs": {"lr_decay": False}, "perturbations_per_batch": None}
     model.train(max_steps=n_steps, batch_size=size, lr=1e-3, **how)

@@ -23,7 +23,7 @@ WORKFLOWS = (
 )
 
 
-def imported(path: Path, package: str = "scbd") -> set[str]:
+def imported_names(path: Path, package: str = "scbd") -> set[str]:
     """Return the packages and modules directly below a package that a file imports."""
     depth = package.count(".") + 1
     found = set()
@@ -37,20 +37,20 @@ def imported(path: Path, package: str = "scbd") -> set[str]:
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=str)
-def test_imports_go_one_way(path):
+def test_modules_import_only_packages_listed_before(path):
     own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-    if own != "__init__":  # which loads on first use
-        assert imported(path) & set(ORDER) <= set(ORDER[: ORDER.index(own) + 1])
+    if own != "__init__":  # loads subpackages on first use
+        assert imported_names(path) & set(ORDER) <= set(ORDER[: ORDER.index(own) + 1])
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "_workflows").glob("*.py")), ids=str)
-def test_workflows_import_one_way(path):
+def test_workflows_import_only_workflows_listed_before(path):
     if path.name != "__init__.py":
-        assert imported(path, "scbd._workflows") <= set(WORKFLOWS[: WORKFLOWS.index(path.stem)])
+        assert imported_names(path, "scbd._workflows") <= set(WORKFLOWS[: WORKFLOWS.index(path.stem)])
 
 
-def loaded_by(statement: str, folder: Path | None = None) -> set[str]:
-    """Packages that are loaded once a statement was run, in a process of its own."""
+def loaded_packages(statement: str, folder: Path | None = None) -> set[str]:
+    """Return the packages that are loaded after a statement has run in a new process."""
     code = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
     command = [sys.executable, "-c", code]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
@@ -78,12 +78,12 @@ open_screen("s.zarr"), verify_screen("s.zarr")
         (SCREEN, TRAINS),
     ],
 )
-def test_what_is_light_does_not_wait_for_what_is_heavy(statement, heavy, tmp_path):
-    assert not loaded_by(statement, tmp_path) & heavy
+def test_import_light_package_does_not_load_heavy_packages(statement, heavy, tmp_path):
+    assert not loaded_packages(statement, tmp_path) & heavy
 
 
 @pytest.mark.parametrize("name", [None, "baselines", "corrections", "data", "datasets", "metrics", "model", "nn", "pl"])
-def test_public_names_are_there(name):
+def test_public_names_exist_unknown_name_raises(name):
     package = scbd if name is None else getattr(scbd, name)
     assert set(package.__all__) <= set(dir(package))
     assert all(getattr(package, public) is not None for public in package.__all__)
@@ -91,7 +91,7 @@ def test_public_names_are_there(name):
         package.SCBD_  # noqa: B018
 
 
-def test_only_the_command_line_is_a_public_module():
-    """Public names belong to packages; other modules, or the folder they are in, start with an underscore."""
+def test_modules_only_cli_is_public():
+    """Public names belong to packages; names of other modules, or of their folders, start with an underscore."""
     files = [path.relative_to(SOURCE) for path in SOURCE.rglob("*.py")]
     assert {str(path) for path in files if not any(part.startswith("_") for part in path.parts)} == {"cli.py"}

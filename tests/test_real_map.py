@@ -1,4 +1,4 @@
-"""A map of real genes: what its notebook says, of the notebook's own cells."""
+"""Test statements of the notebook on a map of real genes, with the code of the notebook."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from scbd.corrections import correct
 
 @pytest.fixture(scope="module")
 def page(shared) -> Any:
-    """What the cells before the embeddings define."""
+    """Names that the cells before the embeddings define."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "SCBD_DATA", str(shared))
         return run_cells("real_map", lambda _, source: source.startswith("embeddings"))
 
 
-def test_the_wells_are_read_whole(page):
+def test_real_map_notebook_reads_all_wells_and_genes(page):
     assert page.wells.shape == (31_032, 21) and np.isfinite(page.wells.X).all()
     assert len(page.genes) == 1_293 and page.wells.obs["batch"].nunique() == 12
     assert (page.wells.obs.groupby("reagent").size() == 12).all()
@@ -29,9 +29,9 @@ def test_the_wells_are_read_whole(page):
     assert page.net.attrs["kind"] == "pairs" and page.net.isin(page.genes).all(axis=1).sum() == 719
 
 
-@pytest.mark.filterwarnings("ignore:4 labels of 'gene' differ")  # of flies, Mio and mio are two genes
-def test_genes_that_were_not_trained_on_are_mapped_better_than_by_features(page):
-    """Three passes, of the thirteen of the page."""
+@pytest.mark.filterwarnings("ignore:4 labels of 'gene' differ")  # in flies, Mio and mio are two genes
+def test_real_map_notebook_unseen_genes_score_higher_than_features(page):
+    """Training takes three epochs instead of the thirteen of the notebook."""
     fit = page.half_of_genes(30)
     page.SYSTEMS["brief"] = (scbd.SCBDModel, page.linear, page.long | {"max_epochs": 3})
     learned = page.scores(page.trained(fit, "brief", seed=30), fit)

@@ -1,4 +1,7 @@
-"""A real plate whose answer can be measured in its images: what the notebook of it says, of its own first cells."""
+"""Test statements of the notebook on a real plate, with its first cells.
+
+The effect of the drugs on this plate can be measured in the images.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ import scbd
 
 @pytest.fixture(scope="module")
 def plate(shared) -> Any:
-    """What the first two cells of code define: the crops, and the ratio of nucleus and ring."""
+    """Names that the first two code cells define: the crops, and the ratio of nucleus and ring."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "SCBD_DATA", str(shared))
         return run_cells("real_plate", lambda number, _: number == 2)
 
 
-def test_the_ratio_is_that_of_drawn_cells(plate):
-    """A disc in a larger one: brightness of one over that of the other, whatever lies farther out."""
+def test_ratio_drawn_discs_returns_ratio_of_brightness(plate):
+    """For a disc within a larger disc, the ratio of their brightness is returned, whatever is farther out."""
     y, x = np.mgrid[:32, :32] - 16
     radius = np.hypot(y, x)
     for inside, outside in ((0.8, 0.2), (0.1, 0.4)):
@@ -34,7 +37,7 @@ def test_the_ratio_is_that_of_drawn_cells(plate):
         assert plate.ratio(image)[0] == pytest.approx(inside / outside, rel=0.05)
 
 
-def test_the_ratio_rises_with_the_dose_as_is_known(plate):
+def test_ratio_real_plate_rises_with_dose(plate):
     of_well = plate.adata.obs.groupby(["drug", "dose", "well"])["ratio"].median()
     for drug, ratios in of_well.groupby(["drug", "dose"]).mean().groupby("drug"):
         assert ratios[drug, 0] < 0.85 and 5 < ratios[drug, 10] < 6.5
@@ -42,8 +45,11 @@ def test_the_ratio_rises_with_the_dose_as_is_known(plate):
         assert (np.diff(rising) > 0).all() and spearmanr(ratios[drug].index, ratios[drug])[0] > 0.8
 
 
-def test_controls_and_doses_on_rows_that_were_not_trained_on(plate):
-    """Of few cells, and few steps: z_c alone, without a classifier on top, by the way from untreated to positive."""
+def test_train_unseen_rows_separates_controls_and_orders_doses(plate):
+    """Few cells and few steps suffice.
+
+    Cells are scored by the position of z_c between untreated and positive controls, without a further classifier.
+    """
     adata = plate.adata[plate.adata.obs["row"].isin(list("AEDH"))].copy()
     obs = adata.obs
     scvi.settings.seed = 0

@@ -1,4 +1,4 @@
-"""What strangers see of a release says the same everywhere: addresses, versions, links of the README, the name."""
+"""Test that addresses, versions, README links and the name of a release are the same in all files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read(name: str) -> dict[str, Any]:
     return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
 
 
-def test_addresses_are_those_of_the_project():
+def test_urls_are_equal_in_all_metadata_files():
     citation, listing = read("CITATION.cff"), read(".github/ecosystem/meta.yaml")
     assert citation["repository-code"] == listing["project_home"] == URLS["Source"]
     assert citation["url"] == listing["documentation_home"] == URLS["Documentation"]
@@ -32,22 +32,22 @@ def test_addresses_are_those_of_the_project():
     assert URLS["Issues"].startswith(URLS["Source"]) and URLS["Changelog"].startswith(URLS["Source"])
 
 
-def test_the_citation_is_of_this_version():
+def test_citation_version_is_equal_to_project():
     assert read("CITATION.cff")["version"] == VERSION
 
 
-def test_the_changelog_has_this_version():
+def test_changelog_first_release_is_project_version():
     release = re.match(r"\d+\.\d+\.\d+", VERSION)
     assert release is not None
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert headings[:2] == ["Unreleased", release[0]]
 
 
-def test_the_listing_has_what_its_schema_asks_for():
+def test_ecosystem_listing_has_required_fields():
     listing = read(".github/ecosystem/meta.yaml")
     asked = "name description project_home documentation_home install primary_category tags license language contact"
     assert set(f"{asked} category".split()) <= listing.keys() and "version" not in listing
-    # the terms of the schema that fit
+    # the terms of the schema that apply to this package
     terms = ["imaging", "perturbation", "data integration", "dimensionality reduction", "deep learning", "benchmarking"]
     assert (listing["primary_category"], listing["language"]) == ("Imaging", "Python")
     assert listing["tags"] == terms
@@ -55,13 +55,13 @@ def test_the_listing_has_what_its_schema_asks_for():
 
 
 def on_pypi(readme: str) -> str:
-    """A README as the build turns it over to PyPI."""
+    """Return a README as the build submits it to PyPI."""
     for change in PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
         readme = re.sub(change["pattern"], change["replacement"].replace("$HFPR_VERSION", VERSION), readme)
     return readme
 
 
-def test_links_of_the_readme_work_on_pypi():
+def test_on_pypi_readme_links_are_absolute_and_exist():
     readme = on_pypi((ROOT / "README.md").read_text(encoding="utf-8"))
     targets = re.findall(r"\]\(([^)\s]+)", readme) + re.findall(r'\b(?:src|srcset|href)="([^"]+)"', readme)
     assert len(targets) > 5
@@ -83,11 +83,11 @@ def test_links_of_the_readme_work_on_pypi():
         ("[a](https://b) [c](#d) [e](mailto:f)", "[a](https://b) [c](#d) [e](mailto:f)"),
     ],
 )
-def test_how_links_change(written, kind):
+def test_on_pypi_relative_link_becomes_absolute(written, kind):
     assert on_pypi(written) == kind.format(url=URLS["Source"], version=VERSION)
 
 
-def test_actions_are_pinned_and_may_read_only():
+def test_workflows_actions_are_pinned_and_read_only():
     for path in sorted((ROOT / ".github" / "workflows").glob("*.yaml")):
         text = path.read_text(encoding="utf-8")
         used = re.findall(r"uses: (\S+)(.*)", text)
@@ -95,7 +95,7 @@ def test_actions_are_pinned_and_may_read_only():
         assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
 
 
-def test_every_python_that_is_promised_is_tested():
+def test_workflow_matrix_is_equal_to_python_classifiers():
     promised = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
     matrix = read(".github/workflows/test.yaml")["jobs"]["test"]["strategy"]["matrix"]
     assert matrix["python"] == promised and promised[0] == PROJECT["project"]["requires-python"].removeprefix(">=")
@@ -106,7 +106,7 @@ def test_every_python_that_is_promised_is_tested():
 
 @pytest.fixture
 def clone(tmp_path):
-    """A repository of the files that are here, whatever is committed."""
+    """Repository with the current files of this checkout, including uncommitted changes."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("not a checkout of git")
@@ -125,7 +125,7 @@ def call(clone: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", *command], cwd=clone, capture_output=True, text=True, check=False)
 
 
-def test_the_address_is_filled_in_everywhere(clone):
+def test_address_script_replaces_owner_in_all_files(clone):
     done = call(clone, ".ci/address", "https://github.com/someone/scbd")
     assert not done.returncode, done.stderr
     assert call(clone, "-c", "git grep -n OWNER/scbd -- . ':!tests' ':!.ci' ':!docs'").stdout == ""

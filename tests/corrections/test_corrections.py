@@ -34,8 +34,8 @@ WELLS = plates()
 SEEN = (WELLS.compounds != "3") & ((WELLS.plates != "plate 3") | (WELLS.controls & (WELLS.positions < 20)))
 
 
-def of_fit(wells: Plates) -> dict[str, Any]:
-    """Those that learn from some rows."""
+def make_corrections_with_fit(wells: Plates) -> dict[str, Any]:
+    """Make the corrections that accept ``fit``, by name."""
     by_label: dict[str, Any] = {"labels": wells.compounds, "controls": wells.controls, "positions": wells.positions}
     return {
         "standardize": partial(corrections.standardize_by_environment, environments=wells.plates),
@@ -51,12 +51,12 @@ def of_fit(wells: Plates) -> dict[str, Any]:
     }
 
 
-OF_FIT = of_fit(WELLS)
+OF_FIT = make_corrections_with_fit(WELLS)
 ALL = OF_FIT | {"combat": partial(corrections.combat, environments=WELLS.plates)}
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_one_shape(name):
+def test_corrections_any_table_type_returns_float32_table(name):
     features = WELLS.features.copy()
     found = ALL[name](features)
     assert found.dtype == np.float32 and len(found) == len(features) and found.ndim == 2
@@ -69,7 +69,7 @@ def test_one_shape(name):
 
 
 @pytest.mark.parametrize("name", OF_FIT)
-def test_rows_outside_of_fit_are_not_learned_from(name):
+def test_corrections_rows_outside_fit_change_nothing(name):
     learned = OF_FIT[name](WELLS.features, fit=SEEN)
     np.testing.assert_array_equal(OF_FIT[name](WELLS.features, fit=np.flatnonzero(SEEN)), learned)
     assert not np.array_equal(OF_FIT[name](WELLS.features), learned)
@@ -77,7 +77,9 @@ def test_rows_outside_of_fit_are_not_learned_from(name):
         features=np.where(SEEN[:, None], WELLS.features, -3.0),
         compounds=np.where(SEEN, WELLS.compounds.astype(object), None),  # type: ignore[call-overload]
     )
-    np.testing.assert_array_equal(of_fit(others)[name](others.features, fit=SEEN)[SEEN], learned[SEEN])
+    np.testing.assert_array_equal(
+        make_corrections_with_fit(others)[name](others.features, fit=SEEN)[SEEN], learned[SEEN]
+    )
 
 
 OFFSETS: dict[Any, list[int]] = {np.float64: [0, 4, 7, 9, 11, 13, 15], np.float32: [0, 3, 5, 7, 9]}
@@ -85,33 +87,33 @@ OFFSETS: dict[Any, list[int]] = {np.float64: [0, 4, 7, 9, 11, 13, 15], np.float3
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(("dtype", "power"), [(dtype, power) for dtype, powers in OFFSETS.items() for power in powers])
-def test_an_offset_changes_nothing_or_the_feature_is_named(name, dtype, power, caplog):
-    """In 64 bits as in 32, what varies by 1 around 2,000,000 was left out without a word, or half of its values was."""
+def test_corrections_offset_changes_nothing_or_is_logged(name, dtype, power, caplog):
+    """Features that vary by 1 around 2,000,000 were once dropped silently, or half of their values were."""
     caplog.set_level(logging.INFO, logger="scbd")
     far = (WELLS.features / WELLS.features[WELLS.controls].std(0)).astype(dtype)
     offset = dtype(10.0**power)
     far[:, 2] += offset
     near = far.astype(np.float64)
-    near[:, 2] -= offset  # as stored: what digits cost there is no fault of ours
+    near[:, 2] -= offset  # the rounding error of storing the offset is not tested
     found = ALL[name](pd.DataFrame(far, columns=list("abcdef"))).astype(np.float64)
     named = "1 of 6 features that are constant among" in caplog.text and "(c)" in caplog.text
     assert named == bool(caplog.text) == (power > (6 if dtype == np.float32 else 12))
     expected = ALL[name](np.where(np.arange(6) == 2, 0, near) if named else near).astype(np.float64)
     rounding = 1e-5 + 50 * np.finfo(np.float64).eps * float(offset)
-    if name == "combat":  # what it returns has the offset again, in 32 bits
+    if name == "combat":  # combat adds the offset back and rounds to float32
         found, expected = found - found.mean(0), expected - expected.mean(0)
         rounding += np.finfo(np.float32).eps * float(offset)
     np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=rounding * np.square(expected).sum(1).max())
 
 
-def test_what_varies_by_rounding_is_left_as_a_whole_or_not_at_all():
-    """Values near the mean became 0, and those beside them stayed."""
+def test_standardize_by_environment_offset_keeps_distinct_values():
+    """Values near the mean once became 0, while others kept their value."""
     far = (WELLS.features[:, :1] / WELLS.features[:, 0].std()).astype(np.float32) + np.float32(1.5e6)
     column = standardize_by_environment(far, ["one plate"] * len(far))[:, 0]
     assert len(np.unique(column)) == len(np.unique(far))
 
 
-def spoiled(**values: float) -> pd.DataFrame:
+def make_invalid_features(**values: float) -> pd.DataFrame:
     table = pd.DataFrame(WELLS.features.copy(), columns=[f"feature {i}" for i in range(6)])
     for row, (column, value) in enumerate(values.items()):
         table.loc[[row, row + 10], f"feature {column[-1]}"] = value
@@ -123,7 +125,7 @@ def spoiled(**values: float) -> pd.DataFrame:
     ("features", "message"),
     [
         (
-            spoiled(f2=np.nan, f4=np.inf),
+            make_invalid_features(f2=np.nan, f4=np.inf),
             "in 4 of 92 rows \\(rows 0, 1, 10, 11\\) and 2 of 6 features \\(feature 2, feature 4\\): drop these",
         ),
         (WELLS.features[:, 0], "features must be a table \\(N, D\\) with rows and columns, got shape \\(92,\\)"),
@@ -135,7 +137,7 @@ def spoiled(**values: float) -> pd.DataFrame:
     ],
     ids=["NaN", "1-D", "no column", "strings", "names", "sparse", "rows"],
 )
-def test_features_that_are_none_are_refused(name, features, message):
+def test_corrections_invalid_features_raise(name, features, message):
     with pytest.raises(ValueError, match=message):
         ALL[name](features)
 
@@ -154,7 +156,7 @@ def test_features_that_are_none_are_refused(name, features, message):
         ([0], "(There are|fewer than two)"),
     ],
 )
-def test_rows_to_learn_from_are_rows(name, fit, message):
+def test_corrections_invalid_fit_raises(name, fit, message):
     with pytest.raises(ValueError, match=message):
         OF_FIT[name](WELLS.features, fit=fit)
 
@@ -174,7 +176,7 @@ TAKEN = {name: set(signature(getattr(corrections, name)).parameters) for name in
     ("name", "masked"),
     [(name, each) for name, taken in TAKEN.items() if "features" in taken for each in GIVEN if each in taken],
 )
-def test_what_a_mask_hides_is_not_used(name, masked, monkeypatch):
+def test_corrections_masked_array_raises(name, masked, monkeypatch):
     monkeypatch.setitem(sys.modules, "harmonypy", SimpleNamespace())
     given = GIVEN | {masked: np.ma.masked_array(GIVEN[masked], mask=np.zeros(GIVEN[masked].shape, dtype=bool))}
     given = {each: values for each, values in given.items() if each in TAKEN[name]}
@@ -183,14 +185,14 @@ def test_what_a_mask_hides_is_not_used(name, masked, monkeypatch):
         getattr(corrections, name)(**given, **how)
 
 
-def test_too_few_controls_are_counted():
+def test_sphering_too_few_controls_raises():
     with pytest.raises(ValueError, match="There are 1 of 92 rows to learn from \\(controls\\): at least two"):
         corrections.sphering(WELLS.features, controls=[3])
     with pytest.raises(ValueError, match="There are 0 of 92 rows to learn from \\(controls in fit\\)"):
         corrections.sphering(WELLS.features, controls=WELLS.controls, fit=~WELLS.controls)
 
 
-def test_rows_without_a_label_are_named():
+def test_corrections_missing_labels_raise():
     labels = WELLS.compounds.astype(object)
     labels[[2, 5]] = None
     with pytest.raises(ValueError, match="labels has no value for 2 rows \\(2, 5\\): leave them out, or out of fit"):
@@ -201,7 +203,7 @@ def test_rows_without_a_label_are_named():
         corrections.standardize_by_environment(WELLS.features, places)
 
 
-def test_numbers_of_any_kind_are_features():
+def test_sphering_integers_and_objects_are_equal_to_floats():
     counts = np.random.default_rng(0).integers(0, 50, (92, 3))
     found = corrections.sphering(counts, controls=WELLS.controls)
     np.testing.assert_array_equal(found, corrections.sphering(counts.astype(float), controls=WELLS.controls))
@@ -209,7 +211,7 @@ def test_numbers_of_any_kind_are_features():
     np.testing.assert_array_equal(found, corrections.sphering(boxed, controls=WELLS.controls))
 
 
-def test_wells_are_standardised_on_their_controls():
+def test_standardize_by_environment_controls_are_standardised():
     cells, well, control = wells()
     found = standardize_by_environment(cells, well, controls=control)
     for w in "012":
@@ -224,7 +226,7 @@ def test_wells_are_standardised_on_their_controls():
     )
 
 
-def test_rows_outside_of_fit_are_moved_as_those_in_it():
+def test_standardize_by_environment_fit_transforms_all_rows():
     cells, well, control = wells()
     seen = np.arange(900) % 2 == 0
     found = standardize_by_environment(cells, well, fit=seen)
@@ -240,7 +242,7 @@ def test_rows_outside_of_fit_are_moved_as_those_in_it():
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-9, 1e9])
-def test_constant_is_what_varies_by_rounding_whatever_the_unit(unit):
+def test_standardize_by_environment_constant_feature_returns_zero(unit):
     rng = np.random.default_rng(0)
     cells = np.stack([rng.normal(size=60), np.full(60, 0.1)], axis=1) * unit
     found = standardize_by_environment(cells, np.repeat(["a", "b"], 30))
@@ -249,19 +251,19 @@ def test_constant_is_what_varies_by_rounding_whatever_the_unit(unit):
 
 
 @pytest.mark.parametrize("scale", [True, False])
-def test_nothing_is_left_of_what_environments_alone_differ_in(scale):
-    """A probe scales what it reads: the rounding of 6e-15 told 34 wells apart with an F1 of .24."""
+def test_standardize_by_environment_offsets_alone_return_zero(scale):
+    """A probe rescales its input, and rounding errors of 6e-15 distinguished 34 wells with an F1 of 0.24."""
     rng = np.random.default_rng(1)
     well = rng.integers(0, 34, 5000)
     constant = rng.normal(size=34)[well][:, None]
     assert not standardize_by_environment(constant, well, scale=scale).any()
-    # of cells that nothing was learned from, a difference is kept
+    # differences of cells outside of fit are kept
     odd = np.r_[constant, constant[:1] + 1.0]
     moved = standardize_by_environment(odd, np.r_[well, well[:1]], fit=np.arange(5000), scale=scale)
     assert moved[-1] == pytest.approx(1.0) and not moved[:-1].any()
 
 
-def test_an_environment_without_rows_to_learn_from_is_named():
+def test_standardize_by_environment_too_few_rows_raises():
     cells, well, control = wells(30)
     with pytest.raises(ValueError, match="1 environment has fewer than two controls \\(such as '2'\\)"):
         standardize_by_environment(cells, well, controls=control & (well != "2"))
@@ -272,7 +274,7 @@ def test_an_environment_without_rows_to_learn_from_is_named():
 
 
 @given(st.integers(0, 100), st.sampled_from([0.01, 1.0, 30.0]), st.booleans())
-def test_distances_are_those_of_an_inverse_covariance(seed, regularization, held_out):
+def test_sphering_distances_are_equal_to_inverse_covariance(seed, regularization, held_out):
     wells = plates(seed=seed)
     fit = wells.plates != "plate 0" if held_out else np.ones(len(wells.plates), dtype=bool)
     reference = wells.features[wells.controls & fit]
@@ -282,16 +284,16 @@ def test_distances_are_those_of_an_inverse_covariance(seed, regularization, held
     np.testing.assert_allclose(found @ found.T, scaled @ metric @ scaled.T, rtol=1e-3, atol=1e-3)
 
 
-def test_controls_are_white_and_the_origin():
+def test_sphering_controls_are_white_and_centred():
     wells = plates(n_plates=40)
     white = sphering(wells.features, controls=wells.controls, regularization=0)[wells.controls]
     np.testing.assert_allclose(np.cov(white.T), np.eye(6), atol=1e-4)
     np.testing.assert_allclose(white.mean(0), 0, atol=1e-5)
     part = sphering(wells.features, controls=wells.controls, regularization=1)[wells.controls]
-    assert (np.diff(part.var(0)) < 0).all()  # what varied most still does
+    assert (np.diff(part.var(0)) < 0).all()  # the order of variances is kept
 
 
-def test_a_feature_that_no_control_varies_in_counts_nothing():
+def test_sphering_feature_constant_in_controls_returns_zero():
     wells = plates()
     flat = np.concatenate([wells.features, np.where(wells.controls, 0.3, 5)[:, None]], axis=1)
     found = sphering(flat, controls=wells.controls, regularization=0)
@@ -301,7 +303,7 @@ def test_a_feature_that_no_control_varies_in_counts_nothing():
         sphering(flat[:, 6:], controls=wells.controls)
 
 
-def test_few_controls_need_regularization():
+def test_sphering_few_controls_without_regularization_raises():
     wells = plates(d=40)
     with pytest.raises(ValueError, match="regularization=0: the covariance has no inverse, as rows are fewer"):
         sphering(wells.features, controls=wells.controls, regularization=0)
@@ -310,7 +312,7 @@ def test_few_controls_need_regularization():
     assert np.isfinite(sphering(wells.features, controls=wells.controls, regularization=1e-3)).all()
 
 
-def test_controls_are_white_and_alike():
+def test_tvn_controls_are_white_in_each_environment():
     cells, well, control = wells(30_000)
     found = tvn(cells, well, controls=control, regularization=1e-6)
     np.testing.assert_allclose(np.cov(found[control].T), np.eye(4), atol=0.02)
@@ -318,17 +320,17 @@ def test_controls_are_white_and_alike():
         here = found[(well == w) & control]
         np.testing.assert_allclose(here.mean(0), 0, atol=1e-4)
         np.testing.assert_allclose(np.cov(here.T), np.eye(4), atol=0.03)
-    # what perturbed cells have over controls is there in every well, and the same
+    # perturbed cells differ from controls by the same shift in every well
     shifts = np.stack([np.linalg.norm(found[(well == w) & ~control].mean(0)) for w in "012"])
     assert shifts.min() > 1 and np.ptp(shifts) / shifts.mean() < 0.1
-    # all controls together stay white, however little single wells are trusted
+    # all controls together stay white, however strongly single wells are regularised
     for regularization in (0.5, 100):
         found = tvn(cells, well, controls=control, regularization=regularization)
         np.testing.assert_allclose(np.cov(found[control].T), np.eye(4), atol=0.02)
 
 
-def naive(cells: np.ndarray, well: np.ndarray, control: np.ndarray, regularization: float) -> np.ndarray:
-    """In the space where controls are white, up to a rotation."""
+def naive_tvn(cells: np.ndarray, well: np.ndarray, control: np.ndarray, regularization: float) -> np.ndarray:
+    """Apply TVN in the space where controls are white, up to a rotation."""
     identity = np.eye(cells.shape[1])
     centred = cells.astype(float)
     for w in set(well):
@@ -349,16 +351,16 @@ def naive(cells: np.ndarray, well: np.ndarray, control: np.ndarray, regularizati
 
 
 @given(st.integers(0, 100), st.sampled_from([0.01, 0.5, 10.0]), st.sampled_from([90, 300]))
-def test_it_is_whitening_and_correlation_alignment(seed, regularization, n):
+def test_tvn_random_cells_are_equal_to_naive(seed, regularization, n):
     cells, well, control = wells(n, seed=seed)
     found, expected = (
         tvn(cells, well, controls=control, regularization=regularization),
-        naive(cells, well, control, regularization),
+        naive_tvn(cells, well, control, regularization),
     )
     np.testing.assert_allclose(found @ found.T, expected @ expected.T, rtol=1e-3, atol=1e-3)
 
 
-def test_units_do_not_matter():
+def test_tvn_units_of_features_change_nothing():
     cells, well, control = wells()
     found = tvn(cells, well, controls=control)
     other = tvn(cells * [1e4, 1e-3, 1, 1e-9], well, controls=control)
@@ -366,8 +368,8 @@ def test_units_do_not_matter():
     np.testing.assert_allclose(other @ other.T, found @ found.T, rtol=1e-3, atol=1e-3)
 
 
-def test_few_controls_are_not_trusted():
-    """With as many controls as features, directions in which no control varies were blown up to a variance of 3,000."""
+def test_tvn_few_controls_variance_is_bounded():
+    """With as many controls as features, directions without control variance were scaled to a variance of 3,000."""
     rng = np.random.default_rng(0)
     cells, control = rng.normal(size=(1_000, 24)), np.arange(1_000) < 24
     found = tvn(cells, ["plate"] * 1_000, controls=control)
@@ -376,7 +378,7 @@ def test_few_controls_are_not_trusted():
     assert np.isfinite(two).all()
 
 
-def test_features_that_tell_nothing_are_left_out(caplog):
+def test_tvn_features_constant_in_controls_are_excluded_and_logged(caplog):
     cells, well, control = wells()
     flat = np.concatenate([cells, np.where(control, 0.3, cells[:, 0])[:, None]], axis=1)
     with caplog.at_level(logging.INFO, logger="scbd"):
@@ -387,7 +389,7 @@ def test_features_that_tell_nothing_are_left_out(caplog):
         tvn(np.ones((30, 2)), well[:30], controls=control[:30])
 
 
-def test_test_plates_take_part_with_their_controls():
+def test_tvn_fit_needs_controls_of_each_environment():
     cells, well, control = wells()
     seen = (well != "2") | control
     changed = np.where(seen[:, None], cells, 7.0)
@@ -401,7 +403,7 @@ def test_test_plates_take_part_with_their_controls():
 
 
 @given(st.integers(0, 100), st.sampled_from([0.1, 3.0]), st.sampled_from([0.0, 1.0, 3.0]), st.booleans())
-def test_distances_of_wccn_are_those_of_an_inverse_covariance(seed, regularization, weight, by_controls):
+def test_wccn_distances_are_equal_to_inverse_covariance(seed, regularization, weight, by_controls):
     wells = plates(seed=seed)
     fit = (wells.plates != "plate 0") & (wells.compounds != "3")
     scaled, spread = within(wells, fit, weight if by_controls else 0, by_controls)
@@ -418,7 +420,7 @@ def test_distances_of_wccn_are_those_of_an_inverse_covariance(seed, regularizati
     np.testing.assert_allclose(found @ found.T, scaled @ metric @ scaled.T, rtol=1e-3, atol=1e-3)
 
 
-def test_replicates_are_white():
+def test_wccn_replicates_are_white():
     wells = plates(n_plates=40)
     white = wccn(wells.features, wells.compounds, controls=wells.controls, regularization=0)
     for compound in np.unique(wells.compounds):
@@ -426,21 +428,21 @@ def test_replicates_are_white():
     np.testing.assert_allclose(white.T @ white / (len(white) - 16), np.eye(6), atol=1e-4)
 
 
-def test_position_is_what_controls_say_it_is():
-    """Controls differ by position, and so would compounds: their directions count less."""
+def test_wccn_positions_reduce_the_position_effect():
+    """Directions in which controls differ by position are down-weighted, since compounds would differ there, too."""
     wells = plates(n_plates=8, n_controls=40)
     how: dict[str, Any] = {"controls": wells.controls, "regularization": 0.1}
     plain = wccn(wells.features, wells.compounds, **how)
     aware = wccn(wells.features, wells.compounds, positions=wells.positions, position_weight=100, **how)
 
-    def by_position(z):
+    def compute_position_share(z):
         means = np.stack([z[wells.controls & (wells.positions == p)].mean(0) for p in range(15, 55)])
         return means.var(0).sum() / z[wells.controls].var(0).sum()
 
-    assert by_position(aware) < 0.5 * by_position(plain)
+    assert compute_position_share(aware) < 0.5 * compute_position_share(plain)
 
 
-def test_one_label_is_sphering():
+def test_wccn_one_label_is_equal_to_sphering():
     wells = plates()
     found = wccn(wells.features, wells.compounds, fit=wells.controls, controls=wells.controls)
     expected = sphering(wells.features, controls=wells.controls, regularization=3)
@@ -461,25 +463,25 @@ def test_one_label_is_sphering():
         ({"regularization": float("nan")}, "regularization=nan: give"),
     ],
 )
-def test_what_cannot_be_learned_is_said(given, message):
+def test_wccn_invalid_arguments_raise(given, message):
     wells = plates()
     with pytest.raises(ValueError, match=message):
         wccn(wells.features, wells.compounds, **given)
 
 
-def test_discriminants_are_those_of_scikit_learn():
-    wells = plates(n_controls=1)  # as many rows a label
+def test_lda_discriminants_are_equal_to_scikit_learn():
+    wells = plates(n_controls=1)  # equally many rows per label
     features = wells.features / wells.features.std(0)
     n, n_labels = len(wells.features), len(set(wells.compounds))
     theirs = LinearDiscriminantAnalysis(solver="eigen", n_components=3).fit(features, wells.compounds)
-    expected = theirs.transform(features) * np.sqrt((n - n_labels) / n)  # its covariance is the biased one
+    expected = theirs.transform(features) * np.sqrt((n - n_labels) / n)  # scikit-learn uses the biased covariance
     found = lda(wells.features, wells.compounds, n_components=3, regularization=0)
     expected -= expected.mean(0)
     np.testing.assert_allclose(found * np.sign((found * expected).sum(0)), expected, rtol=1e-3, atol=1e-4)
 
 
 @given(st.integers(0, 100), st.sampled_from([0.1, 1.0]), st.sampled_from([0.0, 2.0]))
-def test_lda_is_a_generalised_eigenproblem(seed, regularization, weight):
+def test_lda_is_equal_to_generalised_eigenproblem(seed, regularization, weight):
     wells = plates(seed=seed)
     fit = (wells.plates != "plate 0") & (wells.compounds != "3")
     scaled, spread = within(wells, fit, weight, by_controls=True)
@@ -492,7 +494,7 @@ def test_lda_is_a_generalised_eigenproblem(seed, regularization, weight):
 
 
 @given(st.integers(0, 100), st.sampled_from([0.0, 0.1, 1.0]), st.sampled_from([0.0, 2.0]))
-def test_plda_scales_by_what_belongs_to_the_label(seed, shrinkage, weight):
+def test_plda_is_equal_to_naive(seed, shrinkage, weight):
     wells = plates(seed=seed)
     fit = (wells.plates != "plate 0") & (wells.compounds != "3")
     scaled, spread = within(wells, fit, weight, by_controls=True)
@@ -500,22 +502,24 @@ def test_plda_scales_by_what_belongs_to_the_label(seed, shrinkage, weight):
     between = root @ np.cov(means_of(scaled, wells, fit).T) @ root
     between = (1 - shrinkage) * between + shrinkage * np.trace(between) / 6 * np.eye(6)
     of_label = np.unique(wells.compounds[fit], return_counts=True)[1]
-    gains = between @ np.linalg.inv(between + np.eye(6) / np.median(of_label))  # of a profile, the mean of so many rows
+    gains = between @ np.linalg.inv(
+        between + np.eye(6) / np.median(of_label)
+    )  # for a profile, the mean of a median number of rows
     expected = scaled @ root @ gains
     how = {"controls": wells.controls, "positions": wells.positions, "position_weight": weight}
     found = plda(wells.features, wells.compounds, fit=fit, shrinkage=shrinkage, **how)
     np.testing.assert_allclose(found @ found.T, expected @ expected.T, rtol=1e-3, atol=1e-3)
 
 
-def test_there_are_no_more_directions_than_differences():
+def test_lda_and_plda_three_labels_return_expected_shapes():
     wells = plates(n_compounds=2)
-    assert lda(wells.features, wells.compounds).shape == (40, 2)  # of two compounds and controls
+    assert lda(wells.features, wells.compounds).shape == (40, 2)  # three labels: two compounds and the controls
     assert plda(wells.features, wells.compounds).shape == (40, 6)
     whole = lda(wells.features, wells.compounds, n_components=2)
     np.testing.assert_allclose(lda(wells.features, wells.compounds, n_components=1), whole[:, :1], rtol=1e-5)
 
 
-def test_all_directions_that_count_alike_are_wccn():
+def test_lda_all_components_is_equal_to_wccn():
     wells = plates()
     white = wccn(wells.features, wells.compounds, regularization=1)
     found = lda(wells.features, wells.compounds, n_components=6)
@@ -523,7 +527,7 @@ def test_all_directions_that_count_alike_are_wccn():
 
 
 @pytest.mark.parametrize("rival", [lda, plda])
-def test_one_label_differs_from_none(rival):
+def test_lda_and_plda_one_label_raises(rival):
     wells = plates()
     with pytest.raises(ValueError, match="There is one label to learn from"):
         rival(wells.features, wells.compounds, fit=wells.controls)
@@ -548,7 +552,7 @@ def test_input_transform_and_correction_give_the_same_map(monkeypatch, name, cor
     np.testing.assert_allclose(correction(features, **how), mapped, rtol=1e-12, atol=1e-12 * np.abs(mapped).max())
 
 
-def test_settings_out_of_range_are_refused():
+def test_lda_and_plda_settings_out_of_range_raise():
     wells = plates()
     with pytest.raises(ValueError, match="n_components=0: give"):
         lda(wells.features, wells.compounds, n_components=0)
@@ -556,7 +560,7 @@ def test_settings_out_of_range_are_refused():
         plda(wells.features, wells.compounds, shrinkage=2)
 
 
-def test_it_is_scanpys():
+def test_combat_is_equal_to_scanpy():
     cells, well, _ = wells(d=6)
     table = AnnData(cells, obs=pd.DataFrame({"well": pd.Categorical(well)}, index=np.arange(900).astype(str)))
     np.testing.assert_allclose(combat(cells, well), scanpy.pp.combat(table, "well", inplace=False), rtol=1e-5)
@@ -564,7 +568,7 @@ def test_it_is_scanpys():
     assert np.ptp(means, axis=0).max() < 0.02 * np.ptp([cells[well == w].mean(0) for w in "012"], axis=0).max()
 
 
-def test_features_that_do_not_vary_within_wells_say_nothing_of_others():
+def test_combat_features_constant_within_wells_change_no_others():
     cells, well, _ = wells(d=6)
     flat = np.concatenate([cells, np.ones((900, 1)), (well == "1")[:, None]], axis=1)
     found = combat(flat, well)
@@ -574,7 +578,7 @@ def test_features_that_do_not_vary_within_wells_say_nothing_of_others():
     assert np.isfinite(combat(partly, well)).all()
 
 
-def test_what_cannot_be_corrected_is_said():
+def test_combat_invalid_input_raises():
     cells, well, _ = wells(30)
     with pytest.raises(ValueError, match="There is only one environment \\(plate 1\\)"):
         combat(cells, ["plate 1"] * 30)
@@ -584,14 +588,14 @@ def test_what_cannot_be_corrected_is_said():
         combat(cells[:, :1], well)
 
 
-def test_where_it_is_not_installed_a_sentence_says_how(monkeypatch):
+def test_harmony_not_installed_raises(monkeypatch):
     cells, well, _ = wells()
     monkeypatch.setitem(sys.modules, "harmonypy", None)
     with pytest.raises(ImportError, match="Harmony needs one more package: pip install harmonypy"):
         harmony(cells, well)
 
 
-def moves_nothing(asked, turned):
+def make_identity_harmonypy(asked, turned):
     def run_harmony(values, obs, key, **how):
         asked.append((values, obs[key].to_numpy(), how))
         return SimpleNamespace(Z_corr=values.T if turned else values)
@@ -599,11 +603,11 @@ def moves_nothing(asked, turned):
     return SimpleNamespace(run_harmony=run_harmony)
 
 
-@pytest.mark.parametrize("turned", [False, True])  # as before its version 2
-def test_it_is_given_principal_components_or_the_features(monkeypatch, turned):
+@pytest.mark.parametrize("turned", [False, True])  # harmonypy before version 2 returns the transpose
+def test_harmony_receives_principal_components_or_features(monkeypatch, turned):
     cells, well, _ = wells()
     asked: list = []
-    monkeypatch.setitem(sys.modules, "harmonypy", moves_nothing(asked, turned))
+    monkeypatch.setitem(sys.modules, "harmonypy", make_identity_harmonypy(asked, turned))
     found = harmony(cells * [1, 1e3, 1e-3, 1], well, n_components=3, seed=7)
     scaled = (cells - cells.mean(0)) / cells.std(0, ddof=1)
     _, _, axes = np.linalg.svd(scaled, full_matrices=False)
@@ -623,18 +627,18 @@ def test_it_is_given_principal_components_or_the_features(monkeypatch, turned):
         harmony(cells, well, n_components=0)
 
 
-def test_cells_of_a_kind_are_moved_onto_each_other():
+def test_harmony_reduces_plate_shift_within_kinds():
     pytest.importorskip("harmonypy", reason="harmonypy (extra benchmark) is not installed")
     rng = np.random.default_rng(0)
     kind, plate = rng.integers(0, 3, 600), rng.integers(0, 2, 600)
     cells = 4 * rng.normal(size=(3, 5))[kind] + rng.normal(size=(600, 5)) + rng.normal(size=(2, 5))[plate]
 
-    def apart(z):
+    def compute_plate_shift(z):
         gaps = [z[(kind == k) & (plate == 1)].mean(0) - z[(kind == k) & (plate == 0)].mean(0) for k in range(3)]
         return np.linalg.norm(np.mean(gaps, axis=0))
 
     found = harmony(cells, plate, n_components=None)
-    assert apart(found) < 0.4 * apart(cells)
+    assert compute_plate_shift(found) < 0.4 * compute_plate_shift(cells)
     np.testing.assert_array_equal(harmony(cells, plate, n_components=None), found)
 
 
@@ -659,21 +663,21 @@ BY_HAND: dict[str, Callable[[], np.ndarray]] = {
 
 
 @pytest.mark.parametrize("name", CORRECTIONS)
-def test_a_name_is_its_function(name):
+def test_correct_each_name_is_equal_to_its_function(name):
     if name == "Harmony":
         pytest.importorskip("harmonypy", reason="harmonypy (extra benchmark) is not installed")
     np.testing.assert_array_equal(correct(CELLS, name, **KNOWN), BY_HAND[name]())
 
 
 @pytest.mark.parametrize("name", [name for name in CORRECTIONS if name not in ("ComBat", "Harmony")])
-def test_what_is_not_learned_from_changes_nothing(name):
+def test_correct_rows_outside_fit_change_nothing(name):
     other = CELLS.copy()
     other[~FIT] = 100 + 10 * np.random.default_rng(0).normal(size=other[~FIT].shape)
     one, two = (correct(features, name, **KNOWN)[FIT] for features in (CELLS, other))
     np.testing.assert_array_equal(one, two)
 
 
-def test_settings_are_the_function_s():
+def test_correct_settings_are_passed_to_function():
     assert correct(CELLS, "LDA", **KNOWN, n_components=2).shape == (len(CELLS), 2)
     positions = np.resize(["A01", "A02"], len(CELLS))
     told = correct(CELLS, "WCCN", **KNOWN, positions=positions)
@@ -689,7 +693,7 @@ def test_settings_are_the_function_s():
         ("ComBat", {"controls": CONTROL}, "ComBat learns from environments"),
     ],
 )
-def test_what_is_missing_is_said(name, known, message):
+def test_correct_unknown_name_or_missing_argument_raises(name, known, message):
     with pytest.raises(ValueError, match=message):
         correct(CELLS, name, **known)
 
@@ -709,8 +713,8 @@ def real_wells(shared: Path) -> Wells:
     return Wells(table.X.clip(-20, 20), *(table.obs[column].astype(str).to_numpy() for column in columns))
 
 
-def test_replicates_among_controls_of_other_plates(real_wells):
-    """The numbers that came with the data."""
+def test_corrections_real_wells_retrieval_is_equal_to_known(real_wells):
+    """The expected scores were supplied with the data."""
     controls, other = real_wells.compounds == "DMSO", ~same(real_wells.plates)
     positive, negative = same(real_wells.compounds) & other & ~controls, other & ~controls[:, None] & controls
     corrected = {
@@ -721,11 +725,11 @@ def test_replicates_among_controls_of_other_plates(real_wells):
     }
     scores = [retrieval(z, positive, negative, real_wells.compounds) for z in corrected.values()]
     np.testing.assert_allclose(scores[:3], list(corrected)[:3], atol=5e-5)
-    np.testing.assert_allclose(scores[3], 0.6151, atol=1e-3)  # how it was scaled is not said
+    np.testing.assert_allclose(scores[3], 0.6151, atol=1e-3)  # the scaling used for this score is not documented
 
 
-def test_compounds_that_were_not_learned_are_found_at_other_positions(real_wells):
-    """In the order of a pilot: linear rivals find compounds, and positions with them unless controls tell these."""
+def test_wccn_and_plda_real_wells_improve_held_out_retrieval(real_wells):
+    """As in a pilot, WCCN and PLDA retrieve compounds, and also positions unless these are estimated from controls."""
     controls, other = real_wells.compounds == "DMSO", ~same(real_wells.plates)
     places = {
         compound: set(real_wells.positions[real_wells.compounds == compound]) for compound in set(real_wells.compounds)

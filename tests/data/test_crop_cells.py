@@ -1,4 +1,4 @@
-"""Crops of fields: which pixels they have, and what is said of fields and cells that do not fit."""
+"""Tests of crops of fields: their pixels, and errors for fields and cells that do not match."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from scbd.data import _crop_cells, crop_cells, write_screen
 RNG = np.random.default_rng(0)
 
 
-def padded_and_sliced(image: np.ndarray, y: float, x: float, size: int, edge: str = "zeros") -> np.ndarray:
-    """The naive form: pad the whole field by a crop, and cut."""
+def crop_naively(image: np.ndarray, y: float, x: float, size: int, edge: str = "zeros") -> np.ndarray:
+    """Crop in the naive way: pad the whole field by the size of a crop, and slice."""
     row, column = (int(np.floor(value + 0.5)) for value in (y, x))
     mode: dict[str, Any] = {"mode": "constant"} if edge == "zeros" else {"mode": "reflect"}
     padded = np.pad(image, ((0, 0), (size, size), (size, size)), **mode)
@@ -28,7 +28,7 @@ def padded_and_sliced(image: np.ndarray, y: float, x: float, size: int, edge: st
     return padded[:, top : top + size, left : left + size]
 
 
-def pixels(crops: Any) -> np.ndarray:
+def read_pixels(crops: Any) -> np.ndarray:
     return crops.images.read(slice(None))
 
 
@@ -49,20 +49,20 @@ def labels() -> np.ndarray:
 
 
 @given(data=st.data(), edge=st.sampled_from(["zeros", "reflect"]), size=st.integers(1, 24))
-def test_any_crop_is_that_of_a_padded_field(data, edge, size):
-    """Wherever its centroid lies, in fields larger and smaller than the crop."""
+def test_crop_cells_any_position_is_equal_to_naive(data, edge, size):
+    """Centroids lie anywhere, in fields larger and smaller than the crop."""
     shape = data.draw(st.tuples(st.integers(1, 3), st.integers(2, 40), st.integers(2, 40)))
     image = data.draw(hnp.arrays("uint8", shape))
     places = data.draw(
         st.lists(st.tuples(*(st.floats(-0.5, n - 0.5, exclude_max=True) for n in shape[1:])), min_size=1, max_size=8)
     )
-    found = pixels(crop_cells(image, np.array(places), size=size, edge=edge))
-    np.testing.assert_array_equal(found, [padded_and_sliced(image, y, x, size, edge) for y, x in places])
+    found = read_pixels(crop_cells(image, np.array(places), size=size, edge=edge))
+    np.testing.assert_array_equal(found, [crop_naively(image, y, x, size, edge) for y, x in places])
 
 
 @pytest.mark.parametrize("kind", ["numpy", "zarr", "h5py", "dask"])
 @pytest.mark.parametrize("flat", [False, True])
-def test_fields_are_read_wherever_they_lie(field, kind, flat, tmp_path):
+def test_crop_cells_any_array_library_is_equal_to_naive(field, kind, flat, tmp_path):
     field = field[0] if flat else field
     image: Any = field
     if kind == "zarr":
@@ -73,20 +73,20 @@ def test_fields_are_read_wherever_they_lie(field, kind, flat, tmp_path):
         image = pytest.importorskip("dask.array", reason="dask is not installed").from_array(field, chunks=16)
     found = crop_cells(image, np.array([(3.2, 4.8), (20, 20), (39, 49)]), size=12)
     whole = field[None] if flat else field
-    expected = [padded_and_sliced(whole, y, x, 12) for y, x in found.obs[["y", "x"]].to_numpy()]
-    np.testing.assert_array_equal(pixels(found), expected)
+    expected = [crop_naively(whole, y, x, 12) for y, x in found.obs[["y", "x"]].to_numpy()]
+    np.testing.assert_array_equal(read_pixels(found), expected)
     assert found.images.dtype == "uint16" and found.channels == [f"channel_{i}" for i in range(len(whole))]
 
 
-def test_big_fields_are_read_in_parts(field, monkeypatch):
-    """And cells are sorted by them."""
+def test_crop_cells_big_field_is_read_in_sorted_tiles(field, monkeypatch):
+    """Cells are sorted by the tile of the field in which they lie."""
     monkeypatch.setattr(_crop_cells, "_TILE_SIDE", 16)
     found = crop_cells(field, RNG.uniform(0, 39, (60, 2)), size=7)
     places = found.obs[["y", "x"]].to_numpy()
     tiles = (places + 0.5).astype(int) // 16
     assert (np.diff(tiles @ [4, 1]) >= 0).all() and len(np.unique(tiles, axis=0)) > 4
-    naive = [padded_and_sliced(field, y, x, 7) for y, x in places]
-    np.testing.assert_array_equal(pixels(found), naive)
+    naive = [crop_naively(field, y, x, 7) for y, x in places]
+    np.testing.assert_array_equal(read_pixels(found), naive)
     rows = RNG.permutation(60)[:17]
     np.testing.assert_array_equal(found.images.read(rows), np.array(naive)[rows])
 
@@ -102,8 +102,8 @@ class Counted:
         return self.array[part]
 
 
-def test_into_a_screen(tmp_path):
-    """Every cell with its own pixels and labels; a field is read a few times, not once a cell."""
+def test_write_screen_crops_of_fields_keep_pixels_and_labels(tmp_path):
+    """Each cell keeps its pixels and labels, and a field is read a few times, not once per cell."""
     fields = {f"f{i}": Counted(RNG.integers(0, 250, (2, 64, 64)).astype("uint8")) for i in range(30)}
     n = 3000
     cells = cells_at(*RNG.uniform(16, 47, (n, 2)), field=RNG.choice(list(fields), n), gene=RNG.choice(list("abc"), n))
@@ -113,12 +113,12 @@ def test_into_a_screen(tmp_path):
     assert screen.n_obs == n and screen.obs["gene"].is_monotonic_increasing
     for row in range(0, n, 37):
         cell = screen.obs.iloc[row]
-        naive = padded_and_sliced(fields[cell["field"]].array, cell["y"], cell["x"], 32)
+        naive = crop_naively(fields[cell["field"]].array, cell["y"], cell["x"], 32)
         np.testing.assert_array_equal(screen.obsm[IMAGE_KEY][row], naive)
     assert sum(field.reads for field in fields.values()) < n / 4
 
 
-def test_channels_and_a_table_in_memory(field):
+def test_crop_cells_channels_given_are_selected_and_named(field):
     cells = cells_at((20, 20), (20, 22), gene=["a", "b"])
     adata = crop_cells(field, cells, size=8, channels={"DNA": 2, "actin": 0}).to_memory()
     assert adata.var_names.tolist() == ["DNA", "actin"] and adata.obs["gene"].tolist() == ["a", "b"]
@@ -126,29 +126,29 @@ def test_channels_and_a_table_in_memory(field):
     assert crop_cells(field, cells, size=8, channels=["DNA", "ER", "actin"]).channels == ["DNA", "ER", "actin"]
 
 
-def test_cells_are_at_the_centroids_of_their_labels(field, labels):
+def test_crop_cells_labels_given_crops_at_their_centroids(field, labels):
     found = crop_cells({"A": field}, labels={"A": labels}, size=9)
     assert found.obs.index.tolist() == ["A_3", "A_7", "A_900"] and found.obs["label"].tolist() == [3, 7, 900]
     assert found.obs[["y", "x", "area"]].to_numpy().tolist() == [[17.5, 22, 20], [12, 24, 45], [30, 2.5, 2]]
     cells = pd.DataFrame({"field": ["A", "A"], "label": [900, 3], "gene": ["x", "y"]}, index=["c1", "c2"])
     chosen = crop_cells({"A": field}, cells, labels={"A": labels[None]}, size=9)
-    np.testing.assert_array_equal(pixels(chosen), pixels(found)[[2, 0]])
+    np.testing.assert_array_equal(read_pixels(chosen), read_pixels(found)[[2, 0]])
     assert chosen.obs["gene"].tolist() == ["x", "y"] and chosen.obs["area"].tolist() == [2, 20]
     moved = crop_cells({"A": field}, cells.assign(y=[9, 9], x=[9, 9]), labels={"A": labels}, size=9)
-    assert moved.obs["y"].tolist() == [9, 9]  # what a table says itself stays
+    assert moved.obs["y"].tolist() == [9, 9]  # positions given in the table are kept
 
 
 @pytest.mark.parametrize("edge", ["zeros", "reflect"])
 @pytest.mark.parametrize("mask", ["neighbours", "background"])
-def test_masks(field, labels, mask, edge):
+def test_crop_cells_mask_given_other_pixels_are_zero(field, labels, mask, edge):
     found = crop_cells(field, labels=labels, size=15, mask=mask, edge=edge)
-    for crop, label, y, x in zip(pixels(found), *(found.obs[key] for key in ("label", "y", "x")), strict=True):
-        own = padded_and_sliced(labels[None], y, x, 15, edge)
+    for crop, label, y, x in zip(read_pixels(found), *(found.obs[key] for key in ("label", "y", "x")), strict=True):
+        own = crop_naively(labels[None], y, x, 15, edge)
         keep = (own == label) | ((own == 0) & (mask == "neighbours"))
-        np.testing.assert_array_equal(crop, padded_and_sliced(field, y, x, 15, edge) * keep)
+        np.testing.assert_array_equal(crop, crop_naively(field, y, x, 15, edge) * keep)
 
 
-def test_edges_are_left_out(field):
+def test_crop_cells_edge_drop_excludes_cells_at_edges(field):
     cells = cells_at((20, 20), (4, 20), (36, 20), (20, 4), (20, 46))
     kept = [crop_cells(field, cells, size=size, edge="drop").obs.index.tolist() for size in (8, 9, 10)]
     assert kept == [list("01234"), list("013"), list("0")]
@@ -198,20 +198,20 @@ MASK = np.ones((40, 50), int)
         (ONE, pd.DataFrame({"label": [1, 2]}), {"labels": MASK}, "1 of 2 cells have a label without pixels.* row 1"),
     ],
 )
-def test_what_does_not_fit_is_said(images, cells, how, message):
+def test_crop_cells_invalid_input_raises(images, cells, how, message):
     with pytest.raises((ValueError, KeyError, TypeError), match=message):
         crop_cells(images, cells, **{"size": 8} | how)
 
 
-def test_a_field_that_breaks_later_is_named(tmp_path, field):
+def test_crop_cells_field_damaged_later_raises_with_its_name(tmp_path, field):
     image = zarr.create_array(tmp_path / "image.zarr", data=field, chunks=(3, 20, 25))
     crops = crop_cells({"well A1": image}, cells_at((10, 10), (32, 40)), size=8)
     (tmp_path / "image.zarr" / "c" / "0" / "1" / "1").write_bytes(b"damaged")
     assert crops.images.read(slice(0, 1)).any()
     with pytest.raises(ValueError, match="well A1"):
-        pixels(crops)
+        read_pixels(crops)
 
 
-def test_fields_that_were_not_segmented_are_told_of():
+def test_crop_cells_field_without_labels_warns():
     with pytest.warns(UserWarning, match="1 of 2 fields has no labels.*b"):
         assert set(crop_cells(FIELDS, labels={"a": MASK}, size=9).obs["field"]) == {"a"}

@@ -56,11 +56,11 @@ def database(path: Path) -> None:
         pd.DataFrame({"ImageNumber": [1]}).to_sql("Per_Image", opened)
 
 
-def embedded(path: Path) -> None:
+def write_deepprofiler(path: Path) -> None:
     np.savez(path, features=np.zeros((3, 2)), locations=np.zeros((3, 2)))
 
 
-def several(*names: str) -> Callable[[Path], object]:
+def make_writer_of_files(*names: str) -> Callable[[Path], object]:
     def write(path: Path) -> None:
         for name in names:
             (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ FILES: list[tuple[str, Callable[[Path], object], str]] = [
     ("field.PNG", picture, "field"),
     ("a.npy", lambda path: np.save(path, np.zeros((2, 1, 4, 4))), "arrays"),
     ("a.npz", lambda path: np.savez(path, images=np.zeros((2, 1, 4, 4))), "arrays"),
-    ("features.npz", embedded, "deepprofiler"),
+    ("features.npz", write_deepprofiler, "deepprofiler"),
     ("t.csv", lambda path: path.write_text("gene,file\na,x/1.TIF\n"), "image_table"),
     ("t.tsv", lambda path: path.write_text("gene\tarea\na\t1\n"), "profiles"),
     ("t.parquet", lambda path: make_wells().to_df().to_parquet(path), "profiles"),
@@ -101,11 +101,11 @@ FILES: list[tuple[str, Callable[[Path], object], str]] = [
     ("MyExpt_Image.csv", lambda path: path.write_text("Count,ImageNumber\n1,1\n"), "cellprofiler_table"),
     ("out.sqlite", database, "cellprofiler"),
     ("out", folder("MyExpt_Image.csv", b"ImageNumber\n1\n"), "cellprofiler"),
-    ("out", several("A01_overlay.png", "Image.csv", "Nuclei.csv"), "cellprofiler"),
+    ("out", make_writer_of_files("A01_overlay.png", "Image.csv", "Nuclei.csv"), "cellprofiler"),
     ("crops", folder("1.png", b""), "image_folder"),
-    ("crops", several("a/1.png", "labels.csv"), "image_folder"),
-    ("profiles", several("P1/P1.csv", "P2/P2.csv"), "tables"),
-    ("t.parquet", several("plate=P1/0.parquet", "plate=P2/0.parquet"), "tables"),
+    ("crops", make_writer_of_files("a/1.png", "labels.csv"), "image_folder"),
+    ("profiles", make_writer_of_files("P1/P1.csv", "P2/P2.csv"), "tables"),
+    ("t.parquet", make_writer_of_files("plate=P1/0.parquet", "plate=P2/0.parquet"), "tables"),
     ("without_places.npz", lambda path: np.savez(path, features=np.zeros((3, 2))), "deepprofiler"),
     ("lmdb", lmdb, "lmdb"),
     ("notes.txt", lambda path: path.write_text("hello"), "unknown"),
@@ -114,12 +114,12 @@ FILES: list[tuple[str, Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("name", "write", "expected"), FILES, ids=[f"{name}-{kind}" for name, _, kind in FILES])
-def test_what_lies_at_a_path(tmp_path, name, write, expected):
-    """And that whoever is asked, but cannot take it, says which function can."""
+def test_detect_kind_each_kind_is_detected_and_readers_advise(tmp_path, name, write, expected):
+    """A reader that cannot read a kind raises an error that names the function that can."""
     write(tmp_path / name)
     kind = detect_kind(tmp_path / name)
     assert kind.name == expected
-    # tables are taken at their word
+    # each of these readers tries to read the table that the other one reads
     taken = [("image_table", read_profiles), ("profiles", read_crops)]
     for read in (read_crops, read_profiles, open_screen):
         if kind.name in ("unknown", "anndata") or f"scbd.data.{read.__name__}" in kind.advice:
@@ -130,18 +130,18 @@ def test_what_lies_at_a_path(tmp_path, name, write, expected):
             read(tmp_path / name)
 
 
-def test_functions_that_are_named_exist():
+def test_kinds_functions_named_in_advice_exist():
     named = {name for kind in _KINDS.values() for name in re.findall(r"scbd\.data\.(\w+)", kind.advice)}
     assert all(hasattr(scbd.data, name) for name in named) and "read_crops" in named
 
 
-def test_a_table_without_image_files_is_told_of_profiles(tmp_path):
+def test_read_crops_table_without_images_raises(tmp_path):
     make_wells().to_df().to_csv(tmp_path / "wells.csv")
     with pytest.raises(KeyError, match=r"no column 'path' .*file_columns=…; a table of features .*read_profiles"):
         read_crops(tmp_path / "wells.csv")
 
 
-def test_cells_with_features_and_no_images(tmp_path):
+def test_open_screen_cells_without_images_raises(tmp_path):
     make_wells().write_h5ad(tmp_path / "wells.h5ad")
     for read in (open_screen, read_crops):
         with pytest.raises(KeyError, match="no images .*layer='X'"):
@@ -149,7 +149,7 @@ def test_cells_with_features_and_no_images(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"attributes": 3}'])
-def test_stores_that_say_nothing_that_can_be_read(tmp_path, text):
+def test_detect_kind_unreadable_metadata_returns_anndata(tmp_path, text):
     (tmp_path / "a.zarr").mkdir()
     (tmp_path / "a.zarr" / "zarr.json").write_text(text)
     assert detect_kind(tmp_path / "a.zarr").name == "anndata"
@@ -157,7 +157,7 @@ def test_stores_that_say_nothing_that_can_be_read(tmp_path, text):
 
 @pytest.mark.parametrize("ending", TABLE_ENDINGS)
 @given(st.integers(0, 12), st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=4, unique=True))
-def test_tables_are_written_and_read(tmp_path_factory, ending, n, columns):
+def test_read_table_file_returns_written_table(tmp_path_factory, ending, n, columns):
     frame = pd.DataFrame({column: range(place, n + place) for place, column in enumerate(columns)})
     path = tmp_path_factory.mktemp("tables") / f"t{ending}"
     write_table(frame, path)
@@ -166,7 +166,7 @@ def test_tables_are_written_and_read(tmp_path_factory, ending, n, columns):
 
 
 @pytest.mark.parametrize("ending", TABLE_ENDINGS)
-def test_names_that_are_numbers_keep_their_zeros(tmp_path, ending):
+def test_read_table_file_numeric_names_keep_leading_zeros(tmp_path, ending):
     plates = pd.DataFrame({"plate": ["0012", "113", "0014"], "dose": [0.5, 0, 10.25], "n": [0, 10, 7]})
     write_table(plates, tmp_path / f"t{ending}")
     for read in (read_table_file, read_first_rows):
@@ -180,7 +180,7 @@ def write_table(frame: pd.DataFrame, path: Path) -> None:
         frame.to_csv(path, index=False, sep="\t" if ".tsv" in path.name else ",")
 
 
-def test_tables_that_cannot_be_read(tmp_path, monkeypatch):
+def test_read_table_file_unreadable_table_raises(tmp_path, monkeypatch):
     assert is_table("A.CSV") and is_table(Path("x/a.tsv.gz")) and not is_table("a.csv.zip") and not is_table("csv")
     (tmp_path / "wells.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
@@ -199,14 +199,14 @@ def files(folder: Path) -> list[str]:
     ]
 
 
-def test_folders_are_walked_without_what_systems_leave_and_not_in_circles(tmp_path):
+def test_walk_folders_skips_hidden_files_and_circular_links(tmp_path):
     tree = tmp_path / "tree"
     for name in ("b/2.png", "b/1.png", "a/deep/3.png", ".hidden/4.png", "__MACOSX/5.png", ".6.png", "7.png"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).touch()
     assert files(tree) == ["7.png", "a/deep/3.png", "b/1.png", "b/2.png"]
     (tmp_path / "linked").mkdir()
-    for name in ("x", "y"):  # twice the same is two classes
+    for name in ("x", "y"):  # two links to one folder are two classes
         (tmp_path / "linked" / name).symlink_to(tree / "b")
     assert files(tmp_path / "linked") == ["x/1.png", "x/2.png", "y/1.png", "y/2.png"]
     (tree / "a" / "up").symlink_to(tree)

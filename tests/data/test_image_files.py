@@ -19,8 +19,8 @@ from scbd.data._image_files import FileSource, pad_or_crop, read_channels, read_
 SIDES = st.tuples(st.integers(1, 9), st.integers(1, 9))
 
 
-def naive(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Pixel by pixel, from the one in the middle."""
+def pad_or_crop_naively(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Pad or crop pixel by pixel, about the central pixel."""
     h, w = image.shape
     out = np.zeros((height, width), image.dtype)
     for y in range(height):
@@ -32,16 +32,16 @@ def naive(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 @given(SIDES, SIDES)
-def test_padded_and_cut_about_the_middle(stored, wanted):
+def test_pad_or_crop_any_size_is_equal_to_naive(stored, wanted):
     images = np.random.default_rng(0).integers(1, 99, (2, *stored), dtype="uint16")
     fitted = pad_or_crop(images, wanted)
     assert fitted.dtype == images.dtype
     for image, expected in zip(fitted, images, strict=True):
-        np.testing.assert_array_equal(image, naive(expected, *wanted))
+        np.testing.assert_array_equal(image, pad_or_crop_naively(expected, *wanted))
 
 
 @given(st.lists(SIDES, min_size=1))
-def test_squares_that_hold_all_and_that_lie_in_all(sizes):
+def test_target_size_crop_and_pad_return_smallest_and_largest_side(sizes):
     (low, _), (high, _) = target_size("crop", sizes), target_size("pad", sizes)
     assert all(low <= side <= high for size in sizes for side in size)
     assert {low, high} <= {side for size in sizes for side in size}
@@ -49,7 +49,7 @@ def test_squares_that_hold_all_and_that_lie_in_all(sizes):
 
 @pytest.fixture
 def plates(tmp_path):
-    """A table's folder, beside one with images."""
+    """Return a folder with one folder for tables and one with images."""
     (tmp_path / "meta").mkdir()
     (tmp_path / "disk" / "plate 1").mkdir(parents=True)
     for number in range(3):
@@ -57,32 +57,32 @@ def plates(tmp_path):
     return tmp_path
 
 
-def numbers(source: FileSource) -> list[int]:
+def read_numbers(source: FileSource) -> list[int]:
     return source.read(slice(None))[:, 0, 0, 0].tolist()
 
 
 @pytest.mark.parametrize("start", ["", "./", "../disk/", "plate 1/../"])
-def test_paths_relative_to_the_folder(plates, start):
-    assert numbers(FileSource(plates / "disk", [[f"{start}plate 1/{n}.png"] for n in (2, 0)])) == [2, 0]
+def test_file_source_relative_paths_are_read(plates, start):
+    assert read_numbers(FileSource(plates / "disk", [[f"{start}plate 1/{n}.png"] for n in (2, 0)])) == [2, 0]
 
 
-def test_absolute_paths_and_links_lie_in_the_folder(plates):
-    """Plates are often linked into a project; a name cannot make a link."""
+def test_file_source_absolute_paths_and_links_are_read(plates):
+    """Plates are often linked into a project; a name in a table cannot create a link."""
     paths = [[str(plates / "disk" / "plate 1" / f"{n}.png")] for n in (2, 1)]
     for folder in (plates, plates / "disk", "/"):
-        assert numbers(FileSource(folder, paths)) == [2, 1]
+        assert read_numbers(FileSource(folder, paths)) == [2, 1]
     (plates / "meta" / "plate").symlink_to(plates / "disk" / "plate 1")
     (plates / "meta" / "2.png").symlink_to(plates / "disk" / "plate 1" / "2.png")
-    assert numbers(FileSource(plates / "meta", [["plate/1.png"], ["2.png"]])) == [1, 2]
-    # a folder that is itself a link, by either of its names
+    assert read_numbers(FileSource(plates / "meta", [["plate/1.png"], ["2.png"]])) == [1, 2]
+    # the root is itself a link, and files are named by either of its names
     (plates / "project").symlink_to(plates / "disk")
     for name in ("project", "disk"):
-        assert numbers(FileSource(plates / "project", [[str(plates / name / "plate 1" / "1.png")]])) == [1]
+        assert read_numbers(FileSource(plates / "project", [[str(plates / name / "plate 1" / "1.png")]])) == [1]
 
 
 @pytest.mark.parametrize("path", ["../disk/plate 1/0.png", "plate/../../disk/plate 1/0.png", "/etc/passwd"])
-def test_names_do_not_leave_the_folder(plates, path):
-    """Not by way of a link either: what ``..`` says is taken at its word."""
+def test_file_source_path_outside_of_folder_raises(plates, path):
+    """Paths must not leave the folder behind a link either: ``..`` is resolved without following links."""
     (plates / "meta" / "plate").symlink_to(plates / "disk" / "plate 1")
     with pytest.raises(ValueError, match="Row 1 of the table names .* outside of .*meta: .* as root"):
         FileSource(plates / "meta", [["plate/0.png"], [path]])
@@ -91,26 +91,26 @@ def test_names_do_not_leave_the_folder(plates, path):
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_missing_files_are_counted_before_any_is_read(plates, monkeypatch, listed):
-    """In a folder without a list, and where names are in other letters, each is looked for."""
+def test_file_source_missing_files_raises_before_reading(plates, monkeypatch, listed):
+    """In a folder that cannot be listed, each file is checked on its own."""
     if not listed:
         monkeypatch.setattr(os, "access", lambda *how: False)
-    assert numbers(FileSource(plates / "disk", [["plate 1/2.png"], ["plate 1/0.png"]])) == [2, 0]
+    assert read_numbers(FileSource(plates / "disk", [["plate 1/2.png"], ["plate 1/0.png"]])) == [2, 0]
     paths = [[f"plate 1/{n}.png", f"plate {n % 2}/0.png"] for n in (0, 1, 7, 8, 9)]
     monkeypatch.setattr(Image, "open", None)
     with pytest.raises(FileNotFoundError, match=r"5 of 10 files .*plate 0/0.png \(row 0\), .*/7.png \(row 2\)"):
         FileSource(plates / "disk", paths, fit="pad")
 
 
-def test_a_folder_is_listed_once(plates, monkeypatch):
+def test_file_source_many_files_lists_the_folder_once(plates, monkeypatch):
     looked: list[str] = []
     listed = os.listdir
 
-    def noted(path: str) -> list[str]:
+    def list_and_record(path: str) -> list[str]:
         looked.append(path)
         return listed(path)
 
-    monkeypatch.setattr(os, "listdir", noted)
+    monkeypatch.setattr(os, "listdir", list_and_record)
     FileSource(plates / "disk", [["plate 1/0.png", "plate 1/1.png"]] * 1000)
     assert len(looked) == 1
 
@@ -123,7 +123,7 @@ def test_a_folder_is_listed_once(plates, monkeypatch):
         ("colours", np.zeros((4, 4, 3), "uint8"), "3 × 4 × 4 of uint8.*save all images in the same form"),
     ],
 )
-def test_files_of_another_size_or_kind_are_named(plates, name, image, message):
+def test_file_source_other_size_or_kind_raises(plates, name, image, message):
     folder = plates / "disk" / "plate 1"
     Image.fromarray(image).save(folder / f"{name}.png")
     with pytest.raises(ValueError, match=f"{name}.png and the first .*{message}"):
@@ -134,7 +134,7 @@ def test_files_of_another_size_or_kind_are_named(plates, name, image, message):
     assert FileSource(folder, [["0.png", "1.png"]], fit="pad").shape == (1, 2, 4, 4)
 
 
-def test_pixels_of_every_kind(tmp_path):
+def test_read_channels_any_dtype_returns_stored_pixels(tmp_path):
     grey = np.arange(20, dtype="uint16").reshape(4, 5) * 3000
     for name in ("deep.png", "deep.tif"):
         Image.fromarray(grey).save(tmp_path / name)
@@ -152,7 +152,7 @@ def test_pixels_of_every_kind(tmp_path):
     np.testing.assert_array_equal(read_channels(tmp_path / "real.tif")[0], grey / np.float32(7))
 
 
-def test_palettes_are_the_colours_that_they_stand_for(tmp_path):
+def test_read_channels_palette_returns_its_colours(tmp_path):
     colours = np.random.default_rng(0).choice([0, 80, 255], (4, 5, 3)).astype("uint8")
     picture = Image.fromarray(colours).quantize(64)
     assert picture.mode == "P"
@@ -166,7 +166,7 @@ def test_palettes_are_the_colours_that_they_stand_for(tmp_path):
 
 
 def tiff(pixels: np.ndarray, big_endian: bool = False) -> bytes:
-    """A plain one, of one strip."""
+    """Return the bytes of an uncompressed TIFF of one strip."""
     order = ">" if big_endian else "<"
     height, width = pixels.shape
     data = pixels.tobytes()
@@ -179,8 +179,8 @@ def tiff(pixels: np.ndarray, big_endian: bool = False) -> bytes:
     return start + data + directory + struct.pack(f"{order}I", 0)
 
 
-def test_colours_of_16_bits_in_a_png_are_not_halved(tmp_path):
-    """Pillow reads the upper eight of them, and says nothing."""
+def test_read_channels_16_bit_colour_png_raises(tmp_path):
+    """Pillow reads only the upper eight bits, without a warning."""
     colours = np.random.default_rng(0).integers(0, 2**16, (4, 5, 3), dtype="uint16")
     path = tmp_path / "colours.png"
     lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in colours)
@@ -195,9 +195,9 @@ def test_colours_of_16_bits_in_a_png_are_not_halved(tmp_path):
         read_channels(path)
 
 
-# what tifffile makes of three or four channels by default
+# tifffile's default for three or four channels
 APART: dict[str, Any] = {"photometric": "rgb", "planarconfig": "separate"}
-# of TIFFs that Pillow does not know, or takes for others and says nothing: dtype, channels, how they are written
+# TIFFs that Pillow cannot read, or misreads without a warning: dtype, number of channels, options of writing
 MISREAD: dict[str, tuple[str, int, dict[str, Any]]] = {
     "apart": ("uint16", 3, APART),
     "four apart": ("uint16", 4, APART),
@@ -216,14 +216,14 @@ MISREAD: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 
 def write_tiff(path: Path, pixels: np.ndarray, how: dict[str, Any]) -> None:
-    """Channels first; colours, where they lie together, as Pillow knows them."""
+    """Write pixels given channels first; with extra samples, name the colours in the way that Pillow knows."""
     together = how.get("planarconfig") == "contig"
     kind: dict[str, Any] = {"photometric": "rgb" if len(pixels) > 2 else "minisblack"} if "extrasamples" in how else {}
     tifffile.imwrite(path, np.moveaxis(pixels, 0, -1) if together else pixels, **kind, **how)
 
 
 @pytest.mark.parametrize("name", MISREAD)
-def test_tiffs_that_pillow_misreads_are_read_as_they_are(tmp_path, monkeypatch, name):
+def test_read_channels_tiff_misread_by_pillow_returns_stored_pixels(tmp_path, monkeypatch, name):
     dtype, n_channels, how = MISREAD[name]
     pixels = np.random.default_rng(0).integers(0, 250 if dtype == "uint8" else 4096, (n_channels, 20, 21)).astype(dtype)
     write_tiff(tmp_path / "a.tif", pixels, how)
@@ -236,7 +236,7 @@ def test_tiffs_that_pillow_misreads_are_read_as_they_are(tmp_path, monkeypatch, 
         read_channels(tmp_path / "a.tif")
 
 
-def test_what_pillow_reads_needs_no_other_package(tmp_path, monkeypatch):
+def test_read_channels_tiff_read_by_pillow_needs_no_tifffile(tmp_path, monkeypatch):
     pixels = np.random.default_rng(0).integers(0, 256, (4, 20, 21))
     kinds: dict[str, tuple[str, dict[str, Any]]] = {
         f"{dtype}.tif": (dtype, {"photometric": "minisblack"}) for dtype in ("uint8", "uint16", "float32")
@@ -252,13 +252,13 @@ def test_what_pillow_reads_needs_no_other_package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("dtype", "byteorder"), [("uint8", "<"), ("uint16", "<"), ("uint16", ">")])
-def test_white_is_the_largest_value_of_any_number_of_bits(tmp_path, dtype, byteorder):
+def test_read_channels_min_is_white_is_inverted(tmp_path, dtype, byteorder):
     pixels = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (20, 21)).astype(dtype)
     tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="miniswhite", byteorder=byteorder)
     np.testing.assert_array_equal(read_channels(tmp_path / "a.tif")[0], np.iinfo(dtype).max - pixels)
 
 
-def test_tiffs_of_other_numbers_say_what_they_hold(tmp_path):
+def test_read_channels_tiff_of_unsupported_numbers_raises(tmp_path):
     grey = np.arange(20).reshape(4, 5) - 10
     cases: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
         "holds numbers of 8 bits from -10 to 9: save it as 32-bit float": (grey.astype("int8"), {}),
@@ -277,8 +277,8 @@ def test_tiffs_of_other_numbers_say_what_they_hold(tmp_path):
     np.testing.assert_array_equal(read_channels(tmp_path / "a.tif")[0], np.abs(grey))
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of Pillow, beside its error
-def test_a_truncated_tiff_is_no_image_either_way(tmp_path):
+@pytest.mark.filterwarnings("ignore::UserWarning")  # raised by Pillow in addition to its error
+def test_read_channels_truncated_tiff_raises(tmp_path):
     pixels = np.zeros((3, 20, 21), "uint16")
     kinds: list[dict[str, Any]] = [{"photometric": "minisblack"}, APART]
     for how in kinds:
@@ -290,14 +290,14 @@ def test_a_truncated_tiff_is_no_image_either_way(tmp_path):
                 read_channels(tmp_path / "a.tif")
 
 
-def test_numbers_that_are_no_pixels(tmp_path):
+def test_read_channels_int32_out_of_range_raises(tmp_path):
     for name, value in {"below": -1, "above": 2**24 + 1}.items():
         Image.fromarray(np.full((4, 4), value, "int32")).save(tmp_path / f"{name}.tif")
         with pytest.raises(ValueError, match=f"{name}.tif holds numbers of 32 bits from {value} to {value}: save"):
             read_channels(tmp_path / f"{name}.tif")
 
 
-def test_files_that_are_no_images_of_pixels(plates):
+def test_file_source_invalid_images_raises(plates):
     folder = plates / "disk" / "plate 1"
     (folder / "text.png").write_bytes(b"no image at all")
     Image.new("CMYK", (5, 6)).save(folder / "cmyk.tif")

@@ -11,7 +11,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (5, 2, 12, 8)).astype("uint8"
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float16", "float32"])
-def test_resizing_once_is_resizing_as_one_goes_up_to_rounding(dtype, monkeypatch):
+def test_resize_images_is_equal_to_preprocess_up_to_rounding(dtype, monkeypatch):
     monkeypatch.setattr("scbd.data._loading._RESIZE_BLOCK_IMAGES", 2)
     images = IMAGES.astype(dtype)
     resized = resize_images(images, (6, 5))
@@ -23,13 +23,13 @@ def test_resizing_once_is_resizing_as_one_goes_up_to_rounding(dtype, monkeypatch
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
-def test_the_ends_of_the_range_stay_where_they_are(dtype):
+def test_resize_images_extreme_values_are_unchanged(dtype):
     top = np.iinfo(dtype).max
     images = np.stack([np.zeros((1, 9, 9)), np.full((1, 9, 9), top)]).astype(dtype)
     assert np.unique(resize_images(images, 4)).tolist() == [0, top]
 
 
-def test_a_given_array_is_filled():
+def test_resize_images_out_given_is_filled():
     out = np.empty((5, 2, 3, 3), dtype="uint8")
     assert resize_images(IMAGES, (3, 3), out=out) is out
     np.testing.assert_array_equal(out, resize_images(IMAGES, (3, 3)))
@@ -44,6 +44,6 @@ def test_a_given_array_is_filled():
         (lambda: resize_images(IMAGES, (4, 4), out=np.empty((5, 2, 4, 4))), "out has shape .* and dtype float64"),
     ],
 )
-def test_bad_input_gets_a_sentence(call, said):
+def test_resize_images_invalid_input_raises(call, said):
     with pytest.raises(ValueError, match=said):
         call()

@@ -49,7 +49,7 @@ def images_of(adata: AnnData) -> np.ndarray:
     return image_source(adata, IMAGES).read(slice(None))
 
 
-def same(one: AnnData, other: AnnData) -> bool:
+def are_equal(one: AnnData, other: AnnData) -> bool:
     return one.obs.equals(other.obs) and np.array_equal(images_of(one), images_of(other))
 
 
@@ -60,12 +60,12 @@ def crops_of(images: np.ndarray, name: str = "plate", **columns: Any) -> Crops:
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Of 25 rows of the plates."""
+    """Set the size of blocks to 25 rows of the plates."""
     monkeypatch.setattr(screens, "_BLOCK_BYTES", 25 * 2 * 16 * 16 * 2)
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_a_screen_holds_every_cell_once_sorted_by_perturbation_and_shuffled_inside(tmp_path, small_blocks, compression):
+def test_write_screen_plates_are_sorted_by_label_and_shuffled_within(tmp_path, small_blocks, compression):
     given = make_plates()
     adata = write_screen(tmp_path / "s.zarr", given, y_key="gene", compression=compression)
     assert adata.n_obs == 120 and list(adata.var["channels"]) == ["channel_0", "channel_1"]
@@ -77,7 +77,7 @@ def test_a_screen_holds_every_cell_once_sorted_by_perturbation_and_shuffled_insi
         number, row = image[0, 0, :2]
         assert name == f"cell_{row}-{number}" and adata.obs.loc[name, "plate"] == f"plate_{number}"
         np.testing.assert_array_equal(image, given[number].obsm[IMAGES][row])
-    # and as Zarr reads it
+    # zarr reads the same images
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "s.zarr", path=f"obsm/{IMAGES}", mode="r")[:], images)
     assert not list(tmp_path.glob(".*"))
     verify_screen(tmp_path / "s.zarr")
@@ -88,7 +88,7 @@ def interrupt(*args: Any) -> None:
 
 
 @pytest.mark.parametrize("killed_at", range(5))
-def test_killed_after_any_block_it_goes_on(tmp_path, monkeypatch, small_blocks, killed_at):
+def test_write_screen_killed_after_any_block_resumes(tmp_path, monkeypatch, small_blocks, killed_at):
     whole = write_screen(tmp_path / "whole.zarr", make_plates(), y_key="gene")
     original = BlockStore.write
     written: list[int] = []
@@ -104,27 +104,27 @@ def test_killed_after_any_block_it_goes_on(tmp_path, monkeypatch, small_blocks, 
         with pytest.raises(KeyboardInterrupt):
             write_screen(tmp_path / "s.zarr", make_plates(), y_key="gene")
     assert not (tmp_path / "s.zarr").exists()
-    for half in tmp_path.glob(".*/store/obsm/*/c/4/0/0/0"):  # of a block without a marker any part may be there
+    for half in tmp_path.glob(".*/store/obsm/*/c/4/0/0/0"):  # a block without a marker may be written in part
         half.write_bytes(half.read_bytes()[:100])
         (tmp_path / ".s.zarr.partial" / "done" / "4").unlink()
         written.remove(4)
     again: list[int] = []
 
-    def noted(self, block, values):
+    def record_and_call(self, block, values):
         again.append(block)
         original(self, block, values)
 
-    monkeypatch.setattr(BlockStore, "write", noted)
-    assert same(write_screen(tmp_path / "s.zarr", make_plates(), y_key="gene"), whole)
-    assert sorted([*again, *written]) == list(range(5))  # what was there is not written again
+    monkeypatch.setattr(BlockStore, "write", record_and_call)
+    assert are_equal(write_screen(tmp_path / "s.zarr", make_plates(), y_key="gene"), whole)
+    assert sorted([*again, *written]) == list(range(5))  # no block is written twice
 
 
-def test_killed_at_random_moments(tmp_path):
+def test_write_screen_killed_at_random_moments_resumes(tmp_path):
     path = tmp_path / "s.zarr"
     whole = write_screen(tmp_path / "whole.zarr", make_plates(3, 100), y_key="gene")
     assert kill_until(path, WRITING.format(path=str(path), compression="lz4"), longest=0.5) >= 2
     verify_screen(path)
-    assert same(open_screen(path), whole)
+    assert are_equal(open_screen(path), whole)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_killed_at_random_moments(tmp_path):
     + [{"plates": "corrected"}, {"dtype": "uint8", "intensity_range": (0, 301)}],
     ids=str,
 )
-def test_the_beginning_of_another_store_is_not_gone_on_with(tmp_path, monkeypatch, changed):
+def test_write_screen_partial_store_of_other_arguments_raises(tmp_path, monkeypatch, changed):
     arguments: dict[str, Any] = {"plates": make_plates(), "y_key": "gene"}
     if "dtype" in changed:
         arguments |= {"dtype": "uint8", "intensity_range": (0, 300)}
@@ -141,7 +141,7 @@ def test_the_beginning_of_another_store_is_not_gone_on_with(tmp_path, monkeypatc
         patch.setattr(BlockStore, "write", interrupt)
         with pytest.raises(KeyboardInterrupt):
             write_screen(tmp_path / "s.zarr", **arguments)
-    if changed == {"plates": "corrected"}:  # the same table, other pixels
+    if changed == {"plates": "corrected"}:  # equal table, other pixels
         changed = {"plates": make_plates()}
         changed["plates"][1].obsm[IMAGES] += np.uint16(1)
     with pytest.raises(ValueError, match=r"s.zarr.partial is the beginning of something else"):
@@ -151,15 +151,15 @@ def test_the_beginning_of_another_store_is_not_gone_on_with(tmp_path, monkeypatc
         write_screen(tmp_path / "s.zarr", **arguments)
 
 
-def test_what_a_kill_left_before_the_tables_or_after_the_name_is_no_beginning(tmp_path):
+def test_write_screen_remains_of_a_killed_process_are_removed(tmp_path):
     (tmp_path / ".s.zarr.partial" / "done").mkdir(parents=True)
     (tmp_path / ".s.zarr.partial.0123" / "store").mkdir(parents=True)
     assert write_screen(tmp_path / "s.zarr", make_cells(8), y_key="gene").n_obs == 8
     assert not list(tmp_path.glob(".*"))
 
 
-class Alone:
-    """Images that may be read from one thread at a time only."""
+class SingleThreadImages:
+    """Images that may only be read by one thread at a time."""
 
     in_memory = False
 
@@ -175,43 +175,43 @@ class Alone:
         return found
 
 
-def test_a_source_is_read_from_one_thread_at_a_time(tmp_path, small_blocks):
+def test_write_screen_shared_source_is_read_by_one_thread_at_a_time(tmp_path, small_blocks):
     plate = make_plates(1)[0]
-    source: Any = Alone(plate.obsm[IMAGES])
+    source: Any = SingleThreadImages(plate.obsm[IMAGES])
     halves = [Crops(source, plate.obs, ["a", "b"], name) for name in ("one", "the same again")]
     assert write_screen(tmp_path / "s.zarr", halves, y_key="gene").n_obs == 80
 
 
-def test_plates_whose_rows_lie_many_together_are_read_once(tmp_path, monkeypatch, small_blocks):
+def test_write_screen_chunked_plates_are_read_once(tmp_path, monkeypatch, small_blocks):
     for number, plate in enumerate(make_plates()):
         plate.write_h5ad(tmp_path / f"{number}.h5ad", compression="gzip" if number else None)
     reads: list[Any] = []
     original = screens.read_crops
 
-    def counted(path, **how):
+    def count_reads(path, **how):
         crops: Any = original(path, **how)
         if getattr(crops.images, "chunk_rows", 1) > 1:
             read = crops.images.read
 
-            def noted(rows, out=None):
+            def record_and_call(rows, out=None):
                 reads.append(rows)
                 return read(rows, out)
 
-            crops.images.read = noted
+            crops.images.read = record_and_call
         return crops
 
-    monkeypatch.setattr(screens, "read_crops", counted)
+    monkeypatch.setattr(screens, "read_crops", count_reads)
     files = [tmp_path / f"{number}.h5ad" for number in range(3)]
     adata = write_screen(tmp_path / "s.zarr", files, y_key="gene", dtype="uint8", intensity_range=(0, 255))
     assert all(isinstance(rows, slice) for rows in reads)
-    assert len({(rows.start, rows.stop) for rows in reads}) * 2 == len(reads)  # of two plates
+    assert len({(rows.start, rows.stop) for rows in reads}) * 2 == len(reads)  # each slice once per plate
     given = np.concatenate([plate.obsm[IMAGES] for plate in make_plates()]).clip(0, 255).astype("uint8")
     assert sorted(map(bytes, images_of(adata))) == sorted(map(bytes, given))
     assert set(adata.obs["source"]) == {"0", "1", "2"} and not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
-def test_pixels_that_are_no_numbers_are_not_written(tmp_path, dtype):
+def test_write_screen_non_finite_pixels_raises(tmp_path, dtype):
     plate = make_cells(12, dtype="float32")
     plate.obsm[IMAGES][[3, 7], 0, 0, 0] = 70_000 if dtype == "float16" else np.nan
     how: dict[str, Any] = {"intensity_range": (0, 255)} if dtype == "uint8" else {}
@@ -220,7 +220,7 @@ def test_pixels_that_are_no_numbers_are_not_written(tmp_path, dtype):
     assert not (tmp_path / "s.zarr").exists()
 
 
-def test_a_later_plate_is_added_by_writing_both(tmp_path):
+def test_write_screen_screen_and_new_plate_returns_cells_of_both(tmp_path):
     write_screen(tmp_path / "s.zarr", make_plates(2), y_key="gene")
     both = write_screen(tmp_path / "both.zarr", [tmp_path / "s.zarr", make_plates(3)[2]], y_key="gene")
     assert sorted(map(bytes, images_of(both))) == sorted(bytes(i) for p in make_plates(3) for i in p.obsm[IMAGES])
@@ -228,7 +228,7 @@ def test_a_later_plate_is_added_by_writing_both(tmp_path):
     assert pairs == [["plate 0", "plate_0"], ["plate 1", "plate_1"], ["plate 1 2", "plate_2"]]
 
 
-def test_crops_are_made_smaller_on_the_way(tmp_path):
+def test_write_screen_image_size_and_dtype_convert_pixels(tmp_path):
     given = make_plates(1)[0]
     given.obsm[IMAGES] = given.obsm[IMAGES] * np.uint16(100)
     how: dict[str, Any] = {"image_size": 8, "dtype": "uint8", "intensity_range": (0, 25_500)}
@@ -248,7 +248,7 @@ def test_crops_are_made_smaller_on_the_way(tmp_path):
     assert images_of(write_screen(tmp_path / "h.zarr", make_cells(9), y_key="gene", dtype="float16")).dtype == "float16"
 
 
-def test_crops_that_are_not_square_are_stretched_only_when_asked(tmp_path):
+def test_write_screen_non_square_crops_to_square_size_raises(tmp_path):
     square, wide = make_cells(20), make_cells(20, shape=(2, 8, 40))
     with pytest.raises(ValueError, match="plate 1: image_size=8"):
         write_screen(tmp_path / "s.zarr", [square, wide], y_key="gene", image_size=8)
@@ -266,7 +266,7 @@ def flip(path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_damaged_and_missing_blocks_are_named(tmp_path, small_blocks, compression):
+def test_verify_screen_damaged_or_missing_block_raises(tmp_path, small_blocks, compression):
     path = tmp_path / "s.zarr"
     write_screen(path, make_plates(), y_key="gene", compression=compression)
     verify_screen(path)
@@ -274,7 +274,7 @@ def test_damaged_and_missing_blocks_are_named(tmp_path, small_blocks, compressio
     flip(block, 2000)
     with pytest.raises(ValueError, match="damaged in 1 place:.*c/1/0/0/0 is damaged, with rows 25 to 49"):
         verify_screen(path)
-    if compression is not None:  # when read, too
+    if compression is not None:  # reading raises, too
         with pytest.raises(ValueError, match="c/1/0/0/0 is damaged or truncated, with rows 25 to 49"):
             images_of(open_screen(path))
     os.truncate(block, 3000)
@@ -287,12 +287,12 @@ def test_damaged_and_missing_blocks_are_named(tmp_path, small_blocks, compressio
         verify_screen(path)
     with pytest.raises(FileNotFoundError, match="c/1/0/0/0 is missing, with rows 25 to 49"):
         image_source(open_screen(path), IMAGES).read(np.array([3, 45]))
-    # what is whole is read all the same
+    # rows of intact blocks can still be read
     assert len(image_source(open_screen(path), IMAGES).read(np.array([3, 65]))) == 2
 
 
-def test_images_of_nothing_are_there_all_the_same(tmp_path, monkeypatch):
-    """Zarr leaves out what is empty, and what is left out looks like what was lost."""
+def test_write_screen_empty_images_are_stored(tmp_path, monkeypatch):
+    """By default, Zarr does not write empty chunks, which then look like lost ones."""
     monkeypatch.setattr(screens, "_BLOCK_BYTES", 4 * 32)
     images = np.zeros((12, 2, 4, 4), "uint8")
     images[6:] = 255
@@ -301,7 +301,7 @@ def test_images_of_nothing_are_there_all_the_same(tmp_path, monkeypatch):
     assert images_of(open_screen(tmp_path / "s.zarr")).sum() == images.sum(dtype=int)
 
 
-def labelled() -> AnnData:
+def make_labelled_cells() -> AnnData:
     found = make_cells(30)
     found.obs["day"] = np.arange(30)
     found.obs["seen"] = np.arange(30) % 3 == 0
@@ -323,13 +323,13 @@ def write_embedding(path: Path, n: int = 30) -> np.ndarray:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["s.zarr", "z.zarr"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_damage_anywhere_is_found(tmp_path, monkeypatch, name, damage):
-    """What verifying lets through is read as it was written."""
+def test_verify_screen_random_damage_raises(tmp_path, monkeypatch, name, damage):
+    """Damage that `verify_screen` does not find leaves the values that are read unchanged."""
     monkeypatch.setattr(screens, "_BLOCK_BYTES", 16 * 2 * 16 * 16)
     whole, copy = tmp_path / "whole" / name, tmp_path / name
     whole.parent.mkdir()
     if name == "s.zarr":
-        write_screen(whole, labelled(), y_key="gene", compression="zstd")
+        write_screen(whole, make_labelled_cells(), y_key="gene", compression="zstd")
     else:
         write_embedding(whole)
     verify_screen(whole)
@@ -361,7 +361,7 @@ def test_damage_anywhere_is_found(tmp_path, monkeypatch, name, damage):
     assert found > 15
 
 
-def test_foreign_files_have_no_checksums(tmp_path):
+def test_verify_screen_foreign_file_raises(tmp_path):
     make_cells(10).write_h5ad(tmp_path / "foreign.h5ad")
     with pytest.raises(ValueError, match="foreign.h5ad has no checksums"):
         verify_screen(tmp_path / "foreign.h5ad")
@@ -369,7 +369,7 @@ def test_foreign_files_have_no_checksums(tmp_path):
         verify_screen(tmp_path / "none.zarr")
 
 
-def test_an_embedding_is_read_as_it_was_written(tmp_path):
+def test_open_embedding_returns_written_values_or_raises(tmp_path):
     values = write_embedding(tmp_path / "z.zarr")
     verify_screen(tmp_path / "z.zarr")
     found = open_embedding(tmp_path / "z.zarr")
@@ -382,25 +382,25 @@ def test_an_embedding_is_read_as_it_was_written(tmp_path):
         open_embedding(tmp_path / "none.zarr")
 
 
-def test_several_processes_write_different_blocks(tmp_path):
+def test_block_store_several_writers_share_blocks(tmp_path):
 
-    def made(digest: str = "x") -> BlockStore:
+    def make_store(digest: str = "x") -> BlockStore:
         return BlockStore(tmp_path / "z.zarr", {"obs": make_cells(30).obs}, {"X": ((30, 2), np.dtype("f4"))}, 8, digest)
 
-    stores = [made(), made()]
+    stores = [make_store(), make_store()]
     for store in stores:
         store.begin()
     for block in range(4):
         stores[block % 2].write(block, {"X": np.full((min(8, 30 - 8 * block), 2), block, "f4")})
     assert stores[1].begin().all()
     assert stores[0].finish() and stores[1].finish()
-    assert made().begin().all()  # it came late, and finds nothing to do
+    assert make_store().begin().all()  # a late process finds all blocks written
     np.testing.assert_array_equal(open_embedding(tmp_path / "z.zarr").obsm["X"][:, 0], np.arange(30) // 8)
     with pytest.raises(FileExistsError, match=r"z.zarr"):
-        made("another").begin()
+        make_store("another").begin()
 
 
-def test_what_is_wrong_is_said_before_anything_is_written(tmp_path, monkeypatch):
+def test_write_screen_invalid_input_raises_before_writing(tmp_path, monkeypatch):
     ours, other = make_plates(), make_plates(1)[0]
     other.var_names = ["dna", "actin"]
     small = make_cells(8, shape=(2, 8, 8), dtype="uint16")
@@ -436,7 +436,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(tmp_path, monkeypatch)
     assert write_screen(tmp_path / "s.zarr", ours, y_key="gene").n_obs == 120
 
 
-def test_names_and_columns_of_one_plate_stay_and_of_several_are_unique(tmp_path):
+def test_write_screen_duplicate_cell_names_become_unique(tmp_path):
     one, two = make_plates(2, cells=4)
     one.obs_names = ["x", "x", "x-1", "y"]
     two.obs_names = ["x", "z", "z", "w"]
@@ -458,13 +458,13 @@ def test_names_and_columns_of_one_plate_stay_and_of_several_are_unique(tmp_path)
         (["cells.csv", "a/cells.csv"], ["cells.csv", "a/cells.csv"]),
     ],
 )
-def test_a_cell_says_which_file_it_is_from_in_as_few_words_as_can_be(tmp_path, paths, names):
+def test_write_screen_source_is_shortest_unique_path(tmp_path, paths, names):
     plates = [crops_of(np.full((3, 1, 4, 4), n, "uint8"), path) for n, path in enumerate(paths)]
     screen = write_screen(tmp_path / "s.zarr", plates, y_key="gene")
     assert [names[image[0, 0, 0]] for image in images_of(screen)] == screen.obs["source"].tolist()
 
 
-def test_a_column_of_sources_stays(tmp_path):
+def test_write_screen_existing_source_column_is_kept(tmp_path):
     plates = [crops_of(np.zeros((3, 1, 4, 4), "uint8"), source=f"vendor {n}") for n in range(2)]
     assert set(write_screen(tmp_path / "s.zarr", plates, y_key="gene").obs["source"]) == {"vendor 0", "vendor 1"}
 
@@ -477,7 +477,7 @@ def test_a_column_of_sources_stays(tmp_path):
         ({"what": [["a"]] * 7 + [{}]}, r"obs\['what'\] .* dict"),
     ],
 )
-def test_values_that_no_store_holds(tmp_path, columns, message):
+def test_write_screen_unsupported_values_raises(tmp_path, columns, message):
     cells = make_cells(8)
     cells.obs = cells.obs.assign(**columns)
     with pytest.raises(ValueError, match=message):
@@ -486,7 +486,7 @@ def test_values_that_no_store_holds(tmp_path, columns, message):
 
 
 @pytest.mark.parametrize("y_key", ["gene/target", ["gene/target", "well"]])
-def test_write_screen_column_names_that_no_store_holds_are_replaced_and_logged(tmp_path, caplog, y_key):
+def test_write_screen_invalid_column_names_are_replaced_and_logged(tmp_path, caplog, y_key):
     cells = make_cells(8)
     cells.obs = cells.obs.rename(columns={"gene": "gene/target"}).assign(
         **{"a/b": 1, "a_b": 2, "a_b_2": 3, "..": 4, ".": 5, "": 6, "_index": 7, "/": 8}
@@ -505,30 +505,30 @@ def test_write_screen_column_names_that_no_store_holds_are_replaced_and_logged(t
     pd.testing.assert_frame_equal(cells.obs, given)
 
 
-def objects(*values: Any) -> np.ndarray:
-    """Whatever they are, each in a place of its own."""
+def make_object_array(*values: Any) -> np.ndarray:
+    """Return an object array with one element per value."""
     found = np.empty(len(values), dtype=object)
     found[:] = values
     return found
 
 
 DAYS = ["2024-05-02 00:00:00", None, "2024-05-01 00:00:00"]
-# as they are given, and as they come back; None is a missing value
+# values given, and values read back; None is a missing value
 NO_TYPES_OF_A_STORE: dict[str, tuple[Any, list[Any]]] = {
     "dates, missing": (pd.to_datetime(["2024-05-02", None, "2024-05-01"]), DAYS),
     "categories of dates": (pd.Categorical(pd.to_datetime(["2024-05-02", None, "2024-05-01"])), DAYS),
     "durations": (pd.to_timedelta([1, 0, 1], "D"), ["1 days 00:00:00", "0 days 00:00:00", "1 days 00:00:00"]),
     "intervals": (pd.cut([1, 5, 10], [0, 2, 10]), ["(0, 2]", "(2, 10]", "(2, 10]"]),
-    "numbers and text": (objects(1, "A", None), ["1", "A", None]),
-    "one name twice": (objects(1, "1", 1.0), ["1", "1", "1"]),
+    "numbers and text": (make_object_array(1, "A", None), ["1", "A", None]),
+    "one name twice": (make_object_array(1, "1", 1.0), ["1", "1", "1"]),
     "categories of numbers and text": (pd.Categorical([1, "1", "A"]), ["1", "1", "A"]),
-    "paths": (objects(Path("a/b"), Path("c"), None), ["a/b", "c", None]),
-    "lists": (objects([1, 2], [], ["a"]), ["[1, 2]", "[]", "[a]"]),
-    "large numbers": (objects(2**70, 1, 2), [str(2**70), "1", "2"]),
-    "truth values, missing": (objects(True, None, False), [True, None, False]),
-    "numbers, missing": (objects(1, None, 2), [1, None, 2]),
-    "text, missing": (objects("a", None, "c"), ["a", None, "c"]),
-    "nothing": (objects(None, None, None), [None, None, None]),
+    "paths": (make_object_array(Path("a/b"), Path("c"), None), ["a/b", "c", None]),
+    "lists": (make_object_array([1, 2], [], ["a"]), ["[1, 2]", "[]", "[a]"]),
+    "large numbers": (make_object_array(2**70, 1, 2), [str(2**70), "1", "2"]),
+    "truth values, missing": (make_object_array(True, None, False), [True, None, False]),
+    "numbers, missing": (make_object_array(1, None, 2), [1, None, 2]),
+    "text, missing": (make_object_array("a", None, "c"), ["a", None, "c"]),
+    "nothing": (make_object_array(None, None, None), [None, None, None]),
     "text of pandas": (pd.array(["a", None, "c"], dtype="string"), ["a", None, "c"]),
     "floats with a mask": (pd.array([0.5, None, 1], dtype="Float64"), [0.5, None, 1]),
     "sparse": (pd.arrays.SparseArray([0, 1, 0]), [0, 1, 0]),
@@ -536,7 +536,7 @@ NO_TYPES_OF_A_STORE: dict[str, tuple[Any, list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", NO_TYPES_OF_A_STORE)
-def test_columns_that_no_store_has_become_text(tmp_path, name):
+def test_write_screen_unsupported_column_types_become_text(tmp_path, name):
     values, expected = NO_TYPES_OF_A_STORE[name]
     cells = make_cells(3)
     cells.obs["column"] = values
@@ -548,8 +548,8 @@ def test_columns_that_no_store_has_become_text(tmp_path, name):
     pd.testing.assert_frame_equal(cells.obs, given)
 
 
-def test_tables_as_a_store_holds_them():
-    kept = labelled().obs.assign(day=pd.Categorical(["b"] * 30), number=1j)
+def test_as_storable_tables_are_converted_or_unchanged():
+    kept = make_labelled_cells().obs.assign(day=pd.Categorical(["b"] * 30), number=1j)
     kept["text"] = pd.Series("a", kept.index, dtype=object)
     assert as_storable(kept) is kept
     found = as_storable(pd.DataFrame({"dose": pd.cut([1, 30, 200], [0, 2, 10, 100, 1000])}))["dose"].cat
@@ -560,8 +560,8 @@ def test_tables_as_a_store_holds_them():
         as_storable(pd.DataFrame([[1, 2]], columns=["day", "day"], index=["a"]), "var")
 
 
-def test_text_on_one_plate_and_numbers_on_another(tmp_path):
-    """Rows of a plate may be 1 here and A there; perturbations too, and these are sorted."""
+def test_write_screen_mixed_column_types_become_text(tmp_path):
+    """A column may hold numbers on one plate and text on another; so may the perturbations, which are sorted."""
     plates = [make_cells(12), make_cells(12, seed=1)]
     for plate, row in zip(plates, (1, "A"), strict=True):
         plate.obs["row"] = row
@@ -576,7 +576,7 @@ def test_text_on_one_plate_and_numbers_on_another(tmp_path):
     st.lists(st.lists(st.integers(0, 255), min_size=1, max_size=300), min_size=1, max_size=1),
     st.lists(st.floats(0, 100), min_size=1, max_size=4),
 )
-def test_percentiles_of_counts_are_those_of_the_numbers(numbers, percentiles):
+def test_percentiles_from_counts_is_equal_to_numpy(numbers, percentiles):
     values = np.array([*numbers, numbers[0][::-1]], "uint8") // np.array([[1], [2]], "uint8")
     counts = np.stack([np.bincount(channel, minlength=256) for channel in values])
     expected = np.percentile(values, percentiles, axis=1)
@@ -584,7 +584,7 @@ def test_percentiles_of_counts_are_those_of_the_numbers(numbers, percentiles):
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float16", "float32"])
-def test_read_in_parts_it_is_the_same_range(monkeypatch, dtype):
+def test_estimate_intensity_range_in_parts_is_equal_to_percentiles(monkeypatch, dtype):
     rng = np.random.default_rng(0)
     plates = [crops_of(rng.gamma(2, 20, (n, 3, 8, 9)).clip(0, 255).astype(dtype)) for n in (40, 7)]
     whole = np.concatenate([np.moveaxis(p.images.read(slice(None)), 1, 0).reshape(3, -1) for p in plates], axis=1)
@@ -595,10 +595,10 @@ def test_read_in_parts_it_is_the_same_range(monkeypatch, dtype):
     )
 
 
-def test_large_floats_are_measured_by_some_of_their_pixels():
+def test_estimate_intensity_range_large_floats_samples_pixels():
     images = np.random.default_rng(0).normal(size=(200, 2, 64, 64)).astype("float32")
     low, high = estimate_intensity_range([crops_of(images)], 0).T
-    np.testing.assert_allclose([low, high], [[-3.09] * 2, [3.09] * 2], atol=0.1)  # of the normal distribution
+    np.testing.assert_allclose([low, high], [[-3.09] * 2, [3.09] * 2], atol=0.1)  # of a normal distribution
 
 
 def test_open_screen_maps_images_and_loads_the_rest(tmp_path):
@@ -617,15 +617,15 @@ def test_open_screen_maps_images_and_loads_the_rest(tmp_path):
         assert list(opened.var_names) == list(cells.var_names)
 
 
-def test_a_zarr_store_is_opened_where_it_is(tmp_path):
+def test_open_screen_zarr_store_stays_on_disk(tmp_path):
     written = write_screen(tmp_path / "c.zarr", make_cells(12), y_key="gene")
     for path in (tmp_path / "c.zarr", zarr.storage.LocalStore(tmp_path / "c.zarr"), f"file://{tmp_path / 'c.zarr'}"):
         opened = open_screen(path)
-        assert isinstance(opened.obsm[IMAGES], zarr.Array) and same(opened, written)
+        assert isinstance(opened.obsm[IMAGES], zarr.Array) and are_equal(opened, written)
     assert opened[np.array([3, 5])].to_memory().n_obs == 2
 
 
-def test_files_that_cannot_be_opened(tmp_path):
+def test_open_screen_invalid_file_raises(tmp_path):
     path = tmp_path / "cells.h5ad"
     with pytest.raises(FileNotFoundError, match=r"cells.h5ad"):
         open_screen(path)
@@ -637,13 +637,13 @@ def test_files_that_cannot_be_opened(tmp_path):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="truncated or of another kind"):
             open_screen(path)
-    zarr.create_group(tmp_path / "old.zarr", zarr_format=2)  # whose filters may be code that runs when it is read
+    zarr.create_group(tmp_path / "old.zarr", zarr_format=2)  # filters of format 2 may run code when an array is read
     with pytest.raises(ValueError, match="no Zarr store of format 3.*zarr_write_format = 3"):
         open_screen(tmp_path / "old.zarr")
 
 
 @pytest.mark.filterwarnings("ignore:zarr v3 autosharding")
-def test_chunks_of_parts_of_images_are_read_slowly(tmp_path):
+def test_open_screen_chunks_of_parts_of_images_warns(tmp_path):
     cells = make_cells(12)
     group = zarr.open_group(tmp_path / "c.zarr", mode="w")
     for name, table in {"obs": cells.obs, "var": cells.var, "obsm": {}}.items():
@@ -658,7 +658,7 @@ def test_chunks_of_parts_of_images_are_read_slowly(tmp_path):
 @pytest.mark.filterwarnings("ignore:.*zarr v3", "ignore:Consolidated metadata")
 @pytest.mark.parametrize("where", [{"layer": "X"}, {"layer": "scaled"}, {"obsm_key": "dino"}])
 @pytest.mark.parametrize("how", ["mapped", "compressed", "zarr"])
-def test_features_are_opened_where_they_are(tmp_path, where, how):
+def test_open_screen_features_are_opened_in_place(tmp_path, where, how):
     wells = make_wells()
     wells.layers["scaled"], wells.obsm["dino"] = 2 * wells.X, 3 * wells.X
     expected = wells.X * {"X": 1, "scaled": 2, "dino": 3}[next(iter(where.values()))]
@@ -674,12 +674,12 @@ def test_features_are_opened_where_they_are(tmp_path, where, how):
     assert isinstance(found.base if how == "mapped" else found, kind)
     np.testing.assert_array_equal(found[:], expected)
     assert opened.obs.equals(wells.obs) and list(opened.var_names) == list(wells.var_names)
-    # nothing of the others is read
+    # no other features are read
     assert (opened.X is None) == (where != {"layer": "X"})
     assert set(opened.layers) <= {"scaled", None}  # None is X, since anndata 0.13
 
 
-def test_features_of_every_kind(tmp_path):
+def test_open_screen_sparse_or_missing_features_raises(tmp_path):
     wells = make_wells()
     wells.layers["sparse"] = sparse.csr_matrix(wells.X)
     wells.obsm["dino"] = pd.DataFrame(wells.X[:, :3], index=wells.obs_names, columns=list("abc"))
@@ -692,7 +692,7 @@ def test_features_of_every_kind(tmp_path):
         open_screen(tmp_path / "wells.h5ad", obsm_key="other")
 
 
-def test_a_file_that_is_mapped_is_not_written_over(tmp_path):
+def test_open_screen_mapped_file_cannot_be_overwritten(tmp_path):
     make_cells(12).write_h5ad(tmp_path / "c.h5ad")
     screen = open_screen(tmp_path / "c.h5ad")
     with pytest.raises(OSError, match="open"), h5py.File(tmp_path / "c.h5ad", "w"):
@@ -701,8 +701,8 @@ def test_a_file_that_is_mapped_is_not_written_over(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:zarr v3 autosharding")
-def test_large_tables_beside_images_stay_on_the_disk(tmp_path, monkeypatch):
-    """Features of 26 million cells fill any memory; scores read them block by block."""
+def test_open_screen_large_features_stay_on_disk(tmp_path, monkeypatch):
+    """Features of 26 million cells do not fit into memory; metrics read them in blocks."""
     cells = make_cells(60)
     features = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
     write_screen(tmp_path / "s.zarr", cells, y_key="gene")
@@ -718,7 +718,7 @@ def test_large_tables_beside_images_stay_on_the_disk(tmp_path, monkeypatch):
     np.testing.assert_allclose(on_disk.X, in_memory.X)
 
 
-def test_an_empty_plate_costs_no_other(tmp_path):
+def test_write_screen_empty_plate_warns_and_writes_the_rest(tmp_path):
     cells = make_cells(12)
     with pytest.warns(UserWarning, match="1 of 2 plates has no cell .plate 1"):
         assert write_screen(tmp_path / "s.zarr", [cells, cells[:0].copy()], y_key="gene").n_obs == 12

@@ -44,7 +44,7 @@ def check_rows(source, images=IMAGES) -> None:
 
 
 @pytest.mark.parametrize("dtype", IMAGE_DTYPES)
-def test_memory_and_memory_map_read_the_same_rows_as_asked(tmp_path, dtype):
+def test_array_source_memory_and_memory_map_return_requested_rows(tmp_path, dtype):
     cells = make_cells(23, dtype=dtype)
     images = cells.obsm["single_cell_images"]
     cells.write_h5ad(tmp_path / "cells.h5ad")
@@ -54,30 +54,30 @@ def test_memory_and_memory_map_read_the_same_rows_as_asked(tmp_path, dtype):
         source = ArraySource(array)
         check_rows(source, images)
         assert source.in_memory == (array is images)
-    ArraySource(images).read(slice(0, 2))[:] = 1  # free to change
+    ArraySource(images).read(slice(0, 2))[:] = 1  # `read` returns a copy
     np.testing.assert_array_equal(images, on_disk)
 
 
-def test_what_is_not_in_one_stretch_is_not_mapped(tmp_path):
+def test_memory_map_dataset_compressed_returns_none(tmp_path):
     make_cells(50).write_h5ad(tmp_path / "c.h5ad", compression="gzip")
     assert memory_map_dataset(open_h5(tmp_path / "c.h5ad")[KEY]) is None
 
 
-def test_a_view_is_read_without_copying_all_of_it(monkeypatch):
-    """Channels last turned to channels first, as many have them: numpy's take would copy the whole array."""
+def test_array_source_view_is_read_without_full_copy(monkeypatch):
+    """For a view from channels last to channels first, numpy's take would copy the whole array."""
     images = np.moveaxis(np.arange(3 * 4 * 4 * 2, dtype="uint16").reshape(3, 4, 4, 2), -1, 1)
     monkeypatch.setattr(np, "take", None)
     np.testing.assert_array_equal(ArraySource(images).read(np.array([2, 0])), images[[2, 0]])
 
 
-def test_some_channels():
+def test_select_columns_returns_selected_channels():
     check_rows(select_columns(ArraySource(IMAGES), [1]), IMAGES[:, [1]])
     check_rows(ColumnSource(ArraySource(IMAGES), [1, 0, 1]), IMAGES[:, [1, 0, 1]])
     source = ArraySource(IMAGES)
     assert select_columns(source, [0, 1]) is source
 
 
-def test_non_finite_rows_are_found_in_any_block():
+def test_find_non_finite_rows_any_block_returns_rows():
     images = np.zeros((10, 2, 3, 3), dtype="float32")
     images[2, 1, 0, 0], images[9, 0, 2, 2] = np.nan, -np.inf
     assert find_non_finite_rows(ArraySource(images), block=4).tolist() == [2, 9]
@@ -94,7 +94,7 @@ def test_non_finite_rows_are_found_in_any_block():
         (np.ma.masked_greater(np.zeros((5, 1, 4, 4), "uint8"), 30), TypeError, "masked"),
     ],
 )
-def test_what_is_no_array_of_images(images, error, message):
+def test_array_source_invalid_images_raises(images, error, message):
     with pytest.raises(error, match=message):
         ArraySource(images)
 
@@ -102,7 +102,7 @@ def test_what_is_no_array_of_images(images, error, message):
 @pytest.mark.parametrize(
     "shape", [(16, 16, 2), (64, 64, 12), (64, 48, 3), (64, 64, 4), (8, 8, 1), (16, 100, 5)], ids=str
 )
-def test_channels_last_are_refused(shape):
+def test_array_source_channels_last_raises(shape):
     with pytest.raises(ValueError, match=r"np.moveaxis\(images, -1, 1\)"):
         ArraySource(np.zeros((5, *shape), dtype="uint8"))
     turned = np.moveaxis(np.zeros((5, *shape), dtype="uint8"), -1, 1)
@@ -115,12 +115,12 @@ def test_channels_last_are_refused(shape):
     + [(40, 12, 9), (2048, 1, 1), (3, 3, 2), (1, 64, 64), (16, 16, 24), (160, 32, 32)],
     ids=str,
 )
-def test_channels_first_of_any_number_and_size_are_not(shape):
+def test_array_source_channels_first_of_any_size_is_accepted(shape):
     assert ArraySource(np.zeros((5, *shape), dtype="uint8")).shape == (5, *shape)
 
 
 @pytest.mark.parametrize("chunks", [None, (4, 1, 2, 4), (23, 2, 1, 1)])
-def test_hdf5_of_any_chunks(tmp_path, chunks):
+def test_hdf5_source_any_chunks_returns_requested_rows(tmp_path, chunks):
     with h5py.File(tmp_path / "c.h5", "w") as file:
         how = {} if chunks is None else {"chunks": chunks, "compression": "gzip"}
         source = HDF5Source(file.create_dataset("images", data=IMAGES, **how))
@@ -133,7 +133,7 @@ def test_hdf5_of_any_chunks(tmp_path, chunks):
         check()
 
 
-def test_a_damaged_file_names_the_rows(tmp_path):
+def test_hdf5_source_damaged_file_raises_with_rows(tmp_path):
     with h5py.File(tmp_path / "c.h5", "w") as file:
         images = file.create_dataset("images", data=IMAGES, chunks=(4, 2, 4, 4), compression="gzip")
         at = images.id.get_chunk_info(1).byte_offset
@@ -156,7 +156,7 @@ CODECS = {
 }
 
 
-def stored(store, *, chunks=1, shards=None, images=IMAGES, **kwargs):
+def write_zarr_array(store, *, chunks=1, shards=None, images=IMAGES, **kwargs):
     shards = None if shards is None else (shards, *images.shape[1:])
     chunks = (chunks, *images.shape[1:]) if isinstance(chunks, int) else chunks
     kwargs = {"compressors": None, "chunks": chunks, "shards": shards} | kwargs
@@ -167,8 +167,8 @@ def stored(store, *, chunks=1, shards=None, images=IMAGES, **kwargs):
 
 @pytest.mark.parametrize("compressors", CODECS.values(), ids=CODECS)
 @pytest.mark.parametrize(("chunks", "shards"), [(1, None), (3, None), (1, 8), (4, 8), (23, None), (1, 64)])
-def test_rows_as_asked_from_any_layout(tmp_path, chunks, shards, compressors):
-    source = ZarrSource(stored(tmp_path / "a.zarr", chunks=chunks, shards=shards, compressors=compressors))
+def test_zarr_source_any_layout_returns_requested_rows(tmp_path, chunks, shards, compressors):
+    source = ZarrSource(write_zarr_array(tmp_path / "a.zarr", chunks=chunks, shards=shards, compressors=compressors))
     assert source._decoders is not None
     check_rows(source)
 
@@ -185,23 +185,23 @@ def test_rows_as_asked_from_any_layout(tmp_path, chunks, shards, compressors):
     ],
     ids=str,
 )
-def test_what_is_not_read_by_bytes_is_read_by_zarr(how):
-    source = ZarrSource(stored(MemoryStore(), **how))
+def test_zarr_source_unsupported_layouts_are_read_by_zarr(how):
+    source = ZarrSource(write_zarr_array(MemoryStore(), **how))
     assert source._decoders is None
     check_rows(source)
 
 
 @given(rows=st.lists(st.integers(0, 22), max_size=40), layout=st.sampled_from([(1, 8), (4, 8), (1, None)]))
-def test_any_rows_in_any_order(tmp_path_factory, rows, layout):
+def test_zarr_source_rows_in_any_order_are_returned(tmp_path_factory, rows, layout):
     store = tmp_path_factory.mktemp("store") / "a.zarr"
-    source = ZarrSource(stored(store, chunks=layout[0], shards=layout[1], compressors=[ZstdCodec()]))
+    source = ZarrSource(write_zarr_array(store, chunks=layout[0], shards=layout[1], compressors=[ZstdCodec()]))
     np.testing.assert_array_equal(source.read(np.array(rows, dtype=int)), IMAGES[rows])
 
 
 @pytest.mark.parametrize("compressors", [None, [Crc32cCodec()], [ZstdCodec()]], ids=["raw", "checked", "zstd"])
-def test_chunks_lie_in_a_shard_in_any_order(tmp_path, compressors):
-    """As those of a writer that fills a shard as chunks become ready."""
-    array = stored(tmp_path / "a.zarr", shards=8, compressors=compressors)
+def test_zarr_source_shard_with_reordered_chunks_returns_rows(tmp_path, compressors):
+    """Some writers append chunks to a shard in the order in which they are finished."""
+    array = write_zarr_array(tmp_path / "a.zarr", shards=8, compressors=compressors)
     path = tmp_path / "a.zarr" / "c" / "0" / "0" / "0" / "0"
     data = path.read_bytes()
     entries = np.frombuffer(data[-8 * 16 - 4 : -4], "<u8").reshape(8, 2).astype(int)
@@ -216,31 +216,31 @@ def test_chunks_lie_in_a_shard_in_any_order(tmp_path, compressors):
 
 
 def with_checksum(data: bytes) -> bytes:
-    """With its checksum."""
+    """Append the CRC32C checksum."""
     from numcodecs.checksum32 import CRC32C
 
     return bytes(CRC32C(location="end").encode(data))
 
 
-def test_far_more_files_than_are_kept_open(tmp_path, monkeypatch):
+def test_zarr_source_more_files_than_kept_open_returns_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(zarr_source._ByteRangeReader, "_MOST", 2)
-    source = ZarrSource(stored(tmp_path / "a.zarr", shards=2))
+    source = ZarrSource(write_zarr_array(tmp_path / "a.zarr", shards=2))
     for _ in range(2):
         np.testing.assert_array_equal(source.read(np.arange(23)[::-1]), IMAGES[::-1])
 
 
 @pytest.mark.parametrize("shards", [8, None])
-def test_what_a_foreign_store_leaves_out_is_its_fill_value(tmp_path, shards):
+def test_zarr_source_missing_chunks_return_fill_value(tmp_path, shards):
     """Zarr writes no chunk that is all fill value, and no shard without chunks."""
     images = IMAGES.copy()
     images[3:9] = 7
     images[16:] = 7
-    source = ZarrSource(stored(tmp_path / "a.zarr", shards=shards, images=images, fill_value=7))
+    source = ZarrSource(write_zarr_array(tmp_path / "a.zarr", shards=shards, images=images, fill_value=7))
     assert not (tmp_path / "a.zarr" / "c" / "22").exists()
     np.testing.assert_array_equal(source.read(slice(None)), images)
 
 
-def test_an_index_at_the_beginning_without_a_checksum(tmp_path):
+def test_zarr_source_index_at_start_without_checksum_returns_rows(tmp_path):
     codec = ShardingCodec(
         chunk_shape=(1, *SHAPE[1:]), codecs=[BytesCodec()], index_codecs=[BytesCodec()], index_location="start"
     )
@@ -251,17 +251,17 @@ def test_an_index_at_the_beginning_without_a_checksum(tmp_path):
     check_rows(ZarrSource(array))
 
 
-def test_zarr_arrays_that_are_no_images_or_features(tmp_path):
+def test_zarr_source_invalid_shape_or_dtype_raises(tmp_path):
     with pytest.raises(ValueError, match=r"images has shape .23, 32."):
         ZarrSource(zarr.create_array(MemoryStore(), shape=(23, 32), dtype="uint16"))
     with pytest.raises(TypeError, match="int64"):
-        ZarrSource(stored(MemoryStore(), images=IMAGES.astype("int64")))
+        ZarrSource(write_zarr_array(MemoryStore(), images=IMAGES.astype("int64")))
     features = np.random.default_rng(0).random((23, 5), dtype="float32")
-    check_rows(ZarrSource(stored(tmp_path / "f.zarr", images=features, chunks=4), "X", FEATURES), features)
+    check_rows(ZarrSource(write_zarr_array(tmp_path / "f.zarr", images=features, chunks=4), "X", FEATURES), features)
 
 
-def test_a_damaged_index_is_found(tmp_path):
-    array = stored(tmp_path / "a.zarr", shards=8)
+def test_zarr_source_damaged_index_raises(tmp_path):
+    array = write_zarr_array(tmp_path / "a.zarr", shards=8)
     path = tmp_path / "a.zarr" / "c" / "1" / "0" / "0" / "0"
     data = bytearray(path.read_bytes())
     data[-10] ^= 1
@@ -274,8 +274,8 @@ def test_a_damaged_index_is_found(tmp_path):
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 20), st.integers(1, 50))
-def test_targets_are_filled_however_little_a_call_reads(sizes, start, most):
-    """A system call may read less than was asked for."""
+def test_byte_range_reader_short_reads_fill_all_targets(sizes, start, most):
+    """A system call may read fewer bytes than requested."""
     data, preadv = bytes(range(256)), os.preadv
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         (Path(folder) / "file").write_bytes(data)
@@ -285,7 +285,7 @@ def test_targets_are_filled_however_little_a_call_reads(sizes, start, most):
         assert b"".join(targets) == data[start : start + sum(sizes)]
 
 
-def test_bytes_that_are_not_there(tmp_path):
+def test_byte_range_reader_missing_bytes_raises(tmp_path):
     (tmp_path / "file").write_bytes(bytes(range(256)))
     files = zarr_source._ByteRangeReader(tmp_path)
     assert files.read("file", -6, 6) == bytes(range(250, 256)) and files.size("file") == 256
@@ -305,7 +305,7 @@ def digest(cells, columns=("gene", "well")):
 
 
 def corrected(cells):
-    """Beyond the first sixty-four: what is looked at is drawn from all."""
+    """Change rows after the 64th: the digest includes rows drawn from all."""
     cells.obsm["single_cell_images"][70:] += 1
 
 
@@ -318,7 +318,7 @@ def wider(cells):
 
 
 def reshaped(cells):
-    """The same bytes."""
+    """Keep the same bytes in another shape."""
     cells.obsm["single_cell_images"] = cells.obsm["single_cell_images"].reshape(-1, 1, 32, 16)
 
 
@@ -331,7 +331,7 @@ def turned(cells):
 
 
 @pytest.mark.parametrize("change", [corrected, relabelled, reshaped, wider, renamed, turned])
-def test_other_cells_have_another_digest(cells, monkeypatch, change):
+def test_digest_cells_changed_cells_differ(cells, monkeypatch, change):
     monkeypatch.setattr(sources, "_HASH_BLOCK_ROWS", 10)
     before, again = digest(cells), cells.copy()
     again.obs["gene"] = again.obs["gene"].cat.reorder_categories(again.obs["gene"].cat.categories[::-1])
@@ -340,16 +340,16 @@ def test_other_cells_have_another_digest(cells, monkeypatch, change):
     assert digest(cells) != before
 
 
-def test_a_part_costs_what_it_holds_whatever_categories_there_are(cells, monkeypatch):
-    """Names of all cells in a categorical: they were hashed again with every part."""
+def test_digest_cells_many_categories_hashes_only_those_of_a_block(cells, monkeypatch):
+    """Regression: all categories, here the names of all cells, were hashed again with every block of rows."""
     hashed = []
     original = pd.Categorical._hash_pandas_object
 
-    def counted(values, **how):
+    def count_categories(values, **how):
         hashed.append(len(values.categories))
         return original(values, **how)
 
-    monkeypatch.setattr(pd.Categorical, "_hash_pandas_object", counted)
+    monkeypatch.setattr(pd.Categorical, "_hash_pandas_object", count_categories)
     monkeypatch.setattr(sources, "_HASH_BLOCK_ROWS", 10)
     cells.obs["name"] = pd.Categorical(cells.obs_names)
     digest_cells(None, cells.obs[["name"]])
@@ -361,7 +361,7 @@ def threads_of(name: str) -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 50])
-def test_items_come_in_order_from_another_thread(ahead):
+def test_prefetch_returns_items_in_order_from_a_thread(ahead):
     def item(number):
         return number, threading.current_thread().name
 
@@ -369,7 +369,7 @@ def test_items_come_in_order_from_another_thread(ahead):
     assert list(prefetch([])) == [] and not threads_of("scbd-prefetch")
 
 
-def test_it_is_never_further_ahead_than_asked():
+def test_prefetch_ahead_limits_items_in_advance():
     made = []
     third = threading.Event()
 
@@ -382,13 +382,13 @@ def test_it_is_never_further_ahead_than_asked():
 
     iterator = prefetch(items(), ahead=2)
     assert next(iterator) == 0
-    assert third.wait(10)  # two wait, one is in hand
+    assert third.wait(10)  # two items wait, and the thread holds a third one
     assert made == [0, 1, 2, 3]
     iterator.close()
     assert not threads_of("scbd-prefetch")
 
 
-def test_an_error_comes_where_its_item_would_have():
+def test_prefetch_error_is_raised_in_place_of_its_item():
     def items():
         yield 1
         raise OSError("the disk is gone")
@@ -400,7 +400,7 @@ def test_an_error_comes_where_its_item_would_have():
     assert not threads_of("scbd-prefetch")
 
 
-def test_results_come_in_order_whoever_is_first():
+def test_map_in_threads_returns_results_in_order():
     def slow_at_first(item):
         time.sleep(0.02 / (1 + item))
         return item, threading.current_thread().name.split("_")[0], torch.get_num_threads()
@@ -408,12 +408,12 @@ def test_results_come_in_order_whoever_is_first():
     threads = torch.get_num_threads()
     assert list(map_in_threads(slow_at_first, range(9))) == [(item, "scbd-worker", 1) for item in range(9)]
     assert torch.get_num_threads() == threads
-    met = threading.Barrier(2, timeout=10)  # they work beside each other
+    met = threading.Barrier(2, timeout=10)  # two threads work at the same time
     assert sorted(map_in_threads(lambda _: met.wait(), range(2))) == [0, 1]
 
 
 @pytest.mark.parametrize("how", ["error", "leaving early"])
-def test_what_ends_early_begins_nothing_more(how):
+def test_map_in_threads_ending_early_starts_no_more_items(how):
     begun = []
 
     def work(item):

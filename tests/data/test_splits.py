@@ -1,4 +1,4 @@
-"""Which cells are trained on, chosen by and tested on."""
+"""Tests of splits into training, validation and test cells."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from scbd.data._splits import draw_matched_training_rows, split_by_column
     st.sampled_from([(0.5, None), (0.9, None), (0.6, 0.2), (0.83, 0.02), (1.0, 0.0)]),
     st.integers(0, 20),
 )
-def test_each_stratum_is_divided_to_within_one_cell(labels, sizes, seed):
+def test_stratified_split_each_stratum_is_divided_within_one_cell(labels, sizes, seed):
     y, e = np.array(labels).T
     try:
         split = stratified_split([y, e], train_size=sizes[0], validation_size=sizes[1], seed=seed)
-    except ValueError as error:  # a handful of cells, now and then
+    except ValueError as error:  # a few cells may leave none to train on
         assume("no cell to train on" not in str(error))
         raise
     together = np.concatenate([split.train, split.validation, split.test])
@@ -35,7 +35,7 @@ def test_each_stratum_is_divided_to_within_one_cell(labels, sizes, seed):
         assert abs(inside[split.validation].sum() - validation * inside.sum()) < 1 + 1e-6
 
 
-def test_sizes_are_exact_on_average_even_for_single_cells():
+def test_stratified_split_single_cell_strata_sizes_are_exact_on_average():
     strata = np.arange(4000)
     split = stratified_split([strata], train_size=0.8, seed=0)
     assert abs(len(split.train) - 3200) < 100
@@ -43,8 +43,8 @@ def test_sizes_are_exact_on_average_even_for_single_cells():
     assert len(split.test) == 0
 
 
-def test_a_split_stays_the_same():
-    """Of runs that are gone on with, and of results that were published."""
+def test_splits_known_seed_rows_are_unchanged():
+    """Resumed runs and published results depend on the rows drawn for a seed."""
     rng = np.random.default_rng(0)
     y, e = rng.integers(7, size=200), np.array(["a", "b", "c"])[rng.integers(3, size=200)]
     split = stratified_split([y, e], train_size=0.8, validation_size=0.1, seed=3)
@@ -56,8 +56,8 @@ def test_a_split_stays_the_same():
     np.testing.assert_array_equal(same.validation, held.validation)
 
 
-def test_memory_of_splits():
-    """A cell costs its row numbers, not its strings: tables have tens of millions."""
+def test_splits_peak_memory_is_below_100_bytes_per_cell():
+    """Splits hold row numbers instead of strings, since tables have tens of millions of cells."""
     n = 200_000
     rng = np.random.default_rng(0)
     part = pd.Categorical.from_codes(rng.integers(3, size=n), ["train", "val", "test"])
@@ -77,7 +77,7 @@ def test_memory_of_splits():
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=2, max_size=60), st.integers(0, 5))
-def test_each_validation_cell_is_matched_by_another_training_cell_of_its_label(cells, seed):
+def test_draw_matched_training_rows_have_labels_of_validation_cells(cells, seed):
     labels, is_train = (np.array(column) for column in zip(*cells, strict=True))
     assume(is_train.any())
     split = Split(train=is_train, validation=~is_train)
@@ -94,7 +94,7 @@ def test_each_validation_cell_is_matched_by_another_training_cell_of_its_label(c
 
 
 @pytest.mark.parametrize("dtype", [object, "category"])
-def test_by_column(dtype):
+def test_split_by_column_unknown_names_warn_or_raise(dtype):
     part = ["train"] * 8 + ["validaton"] * 2 + ["tset", None, float("nan"), "", " Val ", "spare", "left out", "Test"]
     obs = pd.DataFrame({"part": pd.Series(part).astype(dtype)})
     with pytest.warns(UserWarning, match=r"'validaton' × 2.*'tset' × 1.*'spare' × 1\): 4 cells"):
@@ -108,7 +108,7 @@ def test_by_column(dtype):
         split_by_column(obs[14:15], "part")
 
 
-def test_masks_are_masks():
+def test_split_boolean_mask_returns_its_rows():
     mask = np.arange(10) < 7
     split = Split(train=mask, validation=~mask)
     assert split.train.tolist() == list(range(7)) and split.validation.tolist() == [7, 8, 9]
@@ -128,18 +128,18 @@ def test_masks_are_masks():
         ({"train": [True, False], "validation": [False]}, r"\(train 2, validation 1\)"),
     ],
 )
-def test_splits_that_are_none(parts, said):
+def test_split_invalid_rows_raises(parts, said):
     with pytest.raises(ValueError, match=said):
         Split(**{name: np.array(rows) for name, rows in parts.items()})
 
 
 @pytest.mark.parametrize("sizes", [(0, None), (0.8, 0.3), (1.2, None)])
-def test_sizes_that_are_no_fractions(sizes):
+def test_stratified_split_invalid_fractions_raises(sizes):
     with pytest.raises(ValueError, match="fractions"):
         stratified_split([np.zeros(5)], train_size=sizes[0], validation_size=sizes[1])
 
 
-def test_held_out_environments_are_never_seen():
+def test_hold_out_environments_are_in_test_only():
     e = np.array(["a", "b", "c", "d"] * 25)
     split = hold_out_environments(e, ["c", "a"], validation_size=0.2)
     assert set(e[split.test]) == {"a", "c"}
@@ -153,20 +153,20 @@ def test_held_out_environments_are_never_seen():
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float64, object, str])
-def test_numbers_have_one_name(dtype):
+def test_hold_out_environments_numbers_are_equal_to_text(dtype):
     e = np.repeat([0, 1, 2], 20).astype(dtype)
     for name in (1, 1.0, "1"):
         assert hold_out_environments(e, [name]).test.tolist() == list(range(20, 40))
 
 
-def test_cells_without_an_environment_are_not_trained_on_unasked():
-    """They may be of the one that is held out."""
+def test_hold_out_environments_missing_value_raises():
+    """A cell without an environment may be from the one that is held out."""
     e = pd.Series(["a", "b", None, "c"] * 25)
     with pytest.raises(ValueError, match=r"environments has no value for 25 of 100 cells .rows 2, 6"):
         hold_out_environments(e, ["c"])
 
 
-def test_one_may_be_named_by_itself():
+def test_hold_out_environments_single_name_is_accepted():
     e = np.array(["aa", "b", "c"] * 30)
     np.testing.assert_array_equal(hold_out_environments(e, "aa").test, np.flatnonzero(e == "aa"))
     held = hold_out_perturbations(e, "aa", environments=e[::-1].copy(), held_out_environments="b", validation_share=0.0)
@@ -174,13 +174,13 @@ def test_one_may_be_named_by_itself():
 
 
 def make_labels(n_labels: int = 20, n_plates: int = 4) -> tuple[np.ndarray, np.ndarray]:
-    """Each perturbation, and the control three times, on each plate."""
+    """Return labels and plates: each plate holds every perturbation once and the control three times."""
     layout = [f"c{i:02}" for i in range(n_labels)] + ["DMSO"] * 3
     return np.tile(layout, n_plates), np.repeat([f"p{i}" for i in range(n_plates)], len(layout))
 
 
 @given(st.floats(0, 0.5), st.floats(0, 0.4), st.integers(0, 2), st.integers(0, 50))
-def test_perturbations_and_environments_are_held_out(share, validation_share, n_held, seed):
+def test_hold_out_perturbations_parts_are_those_of_the_documented_table(share, validation_share, n_held, seed):
     y, e = make_labels()
     held = [f"p{i}" for i in range(n_held)]
     split = hold_out_perturbations(
@@ -207,14 +207,14 @@ def test_perturbations_and_environments_are_held_out(share, validation_share, n_
         np.testing.assert_array_equal(getattr(split, part), np.flatnonzero(expected == part))
 
 
-def test_quadrants_are_told_apart():
+def test_split_seen_distinguishes_quadrants():
     y, e = make_labels()
     split = hold_out_perturbations(y, ["c03", "c07"], keep="DMSO", environments=e, held_out_environments=["p3"])
     label, plate = split.seen(y), split.seen(e)
     test_y, test_e = y[split.test], e[split.test]
     np.testing.assert_array_equal(label, ~np.isin(test_y, ["c03", "c07"]))
     np.testing.assert_array_equal(plate, test_e != "p3")
-    assert not (label & plate).any()  # what was seen in both ways is trained on
+    assert not (label & plate).any()  # cells of a seen label on a seen plate are training cells
     assert [(~label & plate).sum(), (label & ~plate).sum(), (~label & ~plate).sum()] == [6, 19, 2]
     assert not split.seen(pd.Series(y), "validation").any() and split.seen(e, "validation").all()
     with pytest.raises(ValueError, match="There are 50 values, and the split has cells beyond"):
@@ -222,7 +222,7 @@ def test_quadrants_are_told_apart():
     assert Split(train=np.arange(3)).seen(list("abc")).tolist() == []
 
 
-def test_draws_do_not_depend_on_the_order_of_cells():
+def test_hold_out_perturbations_reordered_cells_holds_out_equal_labels():
     y, _ = make_labels()
     order = np.random.default_rng(0).permutation(len(y))
     one, two = hold_out_perturbations(y, seed=5), hold_out_perturbations(pd.Series(y[order]).astype("category"), seed=5)
@@ -230,8 +230,8 @@ def test_draws_do_not_depend_on_the_order_of_cells():
     assert set(y[one.test]) != set(y[hold_out_perturbations(y, seed=6).test])
 
 
-def test_controls_are_held_out_by_position():
-    """As labels of their own: those that are held out were in no fit."""
+def test_hold_out_perturbations_controls_by_position_are_held_out():
+    """Controls that are labelled by position can be held out like perturbations."""
     y, e = make_labels()
     position = np.array([f"{label} {i % 3}" if label == "DMSO" else label for i, label in enumerate(y)])
     split = hold_out_perturbations(position, ["DMSO 0", "c01"], environments=e)
@@ -254,6 +254,6 @@ def test_controls_are_held_out_by_position():
         ({"labels": ["a", None, "b"]}, r"labels has no value for 1 of 3 cells \(rows 1\): leave these out"),
     ],
 )
-def test_what_cannot_be_held_out(how, said):
+def test_hold_out_perturbations_invalid_input_raises(how, said):
     with pytest.raises(ValueError, match=said):
         hold_out_perturbations(**{"labels": make_labels()[0], **how})

@@ -15,8 +15,8 @@ CHECKSUM = "sha256:" + hashlib.sha256(WHOLE).hexdigest()
 
 
 @pytest.fixture
-def served(tmp_path, monkeypatch):
-    """A server on this machine: its answers by name, and what was asked of it."""
+def local_server(tmp_path, monkeypatch):
+    """Serve files on this machine; yield the address, the requested paths and the cache folder."""
     answers = {"/whole.txt": WHOLE, "/other.txt": b"another file", "/half.txt": WHOLE}
     asked = []
 
@@ -47,8 +47,8 @@ def get(url):
     return download_cached(url, checksum=CHECKSUM, folder="test", licence="CC0 1.0")
 
 
-def test_a_file_is_fetched_once_and_its_licence_said(served, caplog):
-    address, asked, folder = served
+def test_download_cached_called_twice_downloads_once_and_logs_licence(local_server, caplog):
+    address, asked, folder = local_server
     with caplog.at_level(logging.INFO, logger="scbd"):
         path = get(address + "/whole.txt")
     assert path == folder / "whole.txt" and path.read_bytes() == WHOLE
@@ -57,22 +57,22 @@ def test_a_file_is_fetched_once_and_its_licence_said(served, caplog):
 
 
 @pytest.mark.parametrize("name", ["other.txt", "half.txt"])
-def test_what_is_not_the_file_is_not_kept(served, name):
-    address, _, folder = served
+def test_download_cached_other_or_truncated_file_raises_and_is_removed(local_server, name):
+    address, _, folder = local_server
     with pytest.raises((ValueError, ConnectionError), match="(is not the known other.txt|could not be downloaded)"):
         get(f"{address}/{name}")
     assert not list(folder.iterdir())
 
 
-def test_a_changed_copy_in_the_cache_is_fetched_again(served):
-    address, asked, _ = served
+def test_download_cached_changed_cache_downloads_again(local_server):
+    address, asked, _ = local_server
     path = get(address + "/whole.txt")
     path.write_bytes(WHOLE[:50])
     assert get(address + "/whole.txt").read_bytes() == WHOLE and len(asked) == 2
 
 
-def test_addresses_out_of_reach_get_a_sentence(served):
-    address, _, folder = served
+def test_download_cached_unreachable_address_raises(local_server):
+    address, _, folder = local_server
     with pytest.raises(ConnectionError, match="nothing.txt could not be downloaded .HTTPError.: try again, or give"):
         get(address + "/nothing.txt")
     with pytest.raises(ConnectionError, match="could not be downloaded"):

@@ -9,7 +9,7 @@ from scbd.datasets import _networks as module
 from scbd.datasets import corum, gene_pairs, gene_sets
 
 
-def test_the_real_cluster_file(shared):
+def test_gene_sets_real_corum_clusters_returns_known_counts(shared):
     net = gene_sets(shared / "corum" / "CORUM_clusters.tsv")
     assert list(net.columns) == ["source", "target"]
     assert net["source"].nunique() == 2696
@@ -17,7 +17,7 @@ def test_the_real_cluster_file(shared):
     assert corum(shared / "corum" / "CORUM_clusters.tsv").equals(net)
 
 
-def test_the_real_official_table(shared):
+def test_corum_real_table_returns_known_counts(shared):
     path = shared / "corum" / "allComplexes_v3.0.txt"
     net = corum(path)
     assert net["source"].nunique() == 2916
@@ -31,18 +31,18 @@ def test_the_real_official_table(shared):
 @pytest.mark.parametrize(
     ("name", "n"), [("CORUM", 37649), ("HuMAP", 58538), ("StringDB", 58059), ("Reactome", 18565), ("SIGNOR", 11617)]
 )
-def test_the_real_pairs(shared, name, n):
+def test_gene_pairs_real_files_returns_known_counts(shared, name, n):
     net = gene_pairs(shared / "corum" / f"{name}.txt")
     assert len(net) == n
     assert (net["source"] < net["target"]).all()
 
 
-def test_checksums_are_those_of_the_real_files(shared):
+def test_corum_checksum_real_file_matches(shared):
     file = shared / "corum" / module._CORUM["url"].rsplit("/", 1)[1]
     assert module._CORUM["checksum"] == "sha256:" + hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-# the same two complexes in the columns of release 3.0, of 4.x, and of 5.x
+# the same three complexes in the columns of releases 3.0, 4.x and 5.x
 COMPLEXES = pd.DataFrame(
     {
         "id": ["1", "2", "3"],
@@ -63,13 +63,13 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("release", LAYOUTS)
-def test_columns_are_read_by_name(tmp_path, release):
+def test_corum_any_release_reads_columns_by_name(tmp_path, release):
     path = tmp_path / "allComplexes.txt"
     path.write_text(LAYOUTS[release])
     assert corum(path).to_numpy().tolist() == [["one", "A"], ["one", "B"], ["two", "B"], ["two", "C"]]
 
 
-def test_complexes_are_those_of_the_organism(tmp_path):
+def test_corum_organism_given_returns_its_complexes(tmp_path):
     path = tmp_path / "allComplexes.txt"
     path.write_text(LAYOUTS["3.0"])
     assert corum(path, organism="mouse").to_numpy().tolist() == [["m", "D"]]
@@ -77,20 +77,20 @@ def test_complexes_are_those_of_the_organism(tmp_path):
         corum(path, organism="Yeast")
 
 
-def test_a_complex_a_line_is_read_as_sets(tmp_path):
+def test_corum_one_complex_per_line_is_equal_to_gene_sets(tmp_path):
     path = tmp_path / "clusters.tsv"
     path.write_text("one\tA B\n\ntwo\tB B C\n")
     expected = [["one", "A"], ["one", "B"], ["two", "B"], ["two", "C"]]
     assert corum(path).to_numpy().tolist() == gene_sets(path).to_numpy().tolist() == expected
 
 
-def test_complexes_of_one_name_stay_apart(tmp_path):
+def test_corum_duplicate_names_are_numbered(tmp_path):
     path = tmp_path / "allComplexes.txt"
     path.write_text(LAYOUTS["3.0"].replace("two", "one"))
     assert set(corum(path)["source"]) == {"one [1]", "one [2]"}
 
 
-def test_each_network_says_what_it_is(tmp_path):
+def test_networks_attrs_state_sets_or_pairs(tmp_path):
     (tmp_path / "sets.tsv").write_text("one\tA B\n")
     (tmp_path / "CORUM.txt").write_text("a,b\nB,A\nB,C\n")
     (tmp_path / "all.txt").write_text(LAYOUTS["3.0"])
@@ -100,13 +100,13 @@ def test_each_network_says_what_it_is(tmp_path):
     assert net.attrs["kind"] == net[net["source"] == "A"].drop_duplicates().attrs["kind"] == "pairs"
 
 
-def test_each_pair_is_kept_once(tmp_path):
+def test_gene_pairs_duplicates_and_self_pairs_are_dropped(tmp_path):
     path = tmp_path / "pairs.csv"
     path.write_text("entity1,entity2\nB,A\nA,B\nA,A\nC , A\n")
     assert gene_pairs(path).to_numpy().tolist() == [["A", "B"], ["A", "C"]]
 
 
-def test_downloads_are_checked_and_licensed(tmp_path, monkeypatch):
+def test_corum_without_path_downloads_with_checksum_and_licence(tmp_path, monkeypatch):
     licences = []
 
     def fetch(url, *, checksum, folder, licence):
@@ -121,12 +121,12 @@ def test_downloads_are_checked_and_licensed(tmp_path, monkeypatch):
     assert licences == ["CC-BY-NC 4.0"]
 
 
-def test_the_description_of_a_gmt_is_no_gene(tmp_path):
+def test_gene_sets_gmt_description_is_not_a_gene(tmp_path):
     (tmp_path / "sets.gmt").write_text("exosome\thttp://a.site\tEXOSC1\tEXOSC2\nempty\tno genes\n")
     assert gene_sets(tmp_path / "sets.gmt").to_numpy().tolist() == [["exosome", "EXOSC1"], ["exosome", "EXOSC2"]]
 
 
-def test_bad_input_gets_a_sentence(tmp_path):
+def test_networks_invalid_file_raises(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no file"):
         gene_sets(tmp_path / "no.tsv")
     path = tmp_path / "x.tsv"
@@ -154,7 +154,7 @@ TABLE = [
     "names", [("gene_name", "group"), ("Gene Symbol", "Complex"), ("complex", "gene"), ("term", "genes")]
 )
 @pytest.mark.parametrize("read", [gene_sets, corum])
-def test_a_table_of_genes_and_groups_is_read_by_its_names(tmp_path, name, mark, names, read):
+def test_gene_sets_table_with_named_columns_returns_sets(tmp_path, name, mark, names, read):
     if read is corum and mark == ",":
         return
     order = 1 if names[0] in ("complex", "term") else -1
@@ -176,13 +176,13 @@ def test_a_table_of_genes_and_groups_is_read_by_its_names(tmp_path, name, mark, 
         ("names.txt", "exosome\t\nclamp\tPCNA", "line 1"),
     ],
 )
-def test_files_of_another_layout_are_no_sets(tmp_path, name, text, message):
+def test_gene_sets_other_layout_raises(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
         gene_sets(tmp_path / name)
 
 
-def test_genes_lie_apart_by_whatever_is_used(tmp_path):
+def test_gene_sets_any_separator_splits_genes(tmp_path):
     (tmp_path / "sets.txt").write_text("exosome\tEXOSC1, EXOSC2\nclamp\tPCNA;RFC1\nHLA\tHLA-A HLA-B\tHLA-C\n")
     assert gene_sets(tmp_path / "sets.txt")["target"].tolist() == [
         "EXOSC1",
@@ -195,7 +195,7 @@ def test_genes_lie_apart_by_whatever_is_used(tmp_path):
     ]
 
 
-def test_pairs_of_other_layouts(tmp_path):
+def test_gene_pairs_headless_file_is_read_and_groups_raise(tmp_path):
     (tmp_path / "headless.csv").write_text("A,B\nB,C\nA,C\n")
     assert len(gene_pairs(tmp_path / "headless.csv")) == 3
     (tmp_path / "groups.csv").write_text("gene,complex\nPCNA,clamp\n")

@@ -24,7 +24,7 @@ def crop(i):
 
 @pytest.fixture
 def screen(tmp_path):
-    """Forty crops; every other one as .npy."""
+    """Write a database of forty crops, every second one in the format of .npy."""
     values = {}
     for i in range(40):
         gene = ["nontargeting", "AAAS", "NUP107", "H2-K1"][i % 4]
@@ -35,7 +35,7 @@ def screen(tmp_path):
     return write_lmdb(tmp_path / "crops", values)
 
 
-def test_crops_and_what_their_keys_say(screen):
+def test_funk22_lmdb_returns_crops_and_labels_of_keys(screen):
     adata = funk22(screen)
     images = adata.obsm["single_cell_images"]
     assert images.shape == (40, 4, 100, 100) and images.dtype == np.uint16
@@ -45,18 +45,18 @@ def test_crops_and_what_their_keys_say(screen):
     assert adata.obs["tile"].iloc[5] == "105"
 
 
-def test_a_choice_of_cells_and_genes(screen):
+def test_funk22_n_cells_and_genes_given_returns_subset(screen):
     some = funk22(screen, n_cells=7, seed=3)
     assert some.n_obs == 7 and list(some.obs_names) == list(funk22(screen, n_cells=7, seed=3).obs_names)
     np.testing.assert_array_equal(some.obsm["single_cell_images"][:, 0, 0, 0], some.obs_names.astype(int))
     genes = funk22(screen, genes=["AAAS"])
     assert set(genes.obs["gene"]) == {"AAAS", "nontargeting"} and genes.n_obs == 20
     assert funk22(screen, genes=["AAAS"], n_cells=6).n_obs == 6
-    assert funk22(screen, genes="AAAS").obs_names.equals(genes.obs_names)  # and not its letters
+    assert funk22(screen, genes="AAAS").obs_names.equals(genes.obs_names)  # one gene, not its letters
 
 
 @pytest.mark.parametrize("as_screen", [False, True])
-def test_genes_without_a_cell_and_no_cells_are_refused(screen, tmp_path, as_screen):
+def test_funk22_unknown_genes_or_invalid_n_cells_raises(screen, tmp_path, as_screen):
     path = tmp_path / "s.zarr" if as_screen else screen
     if as_screen:
         write_screen(path, read_crops(screen), y_key="gene")
@@ -67,7 +67,7 @@ def test_genes_without_a_cell_and_no_cells_are_refused(screen, tmp_path, as_scre
             funk22(path, n_cells=n_cells)
 
 
-def test_all_of_a_screen_stays_on_the_disk(screen, tmp_path):
+def test_funk22_whole_screen_stays_on_disk(screen, tmp_path):
     write_screen(tmp_path / "s.zarr", screen, y_key="gene")
     everything, some = funk22(tmp_path / "s.zarr"), funk22(tmp_path / "s.zarr", genes=["AAAS"], n_cells=6)
     assert isinstance(everything.obsm["single_cell_images"], zarr.Array) and everything.n_obs == 40
@@ -75,7 +75,7 @@ def test_all_of_a_screen_stays_on_the_disk(screen, tmp_path):
     np.testing.assert_array_equal(some.obsm["single_cell_images"][:, 0, 0, 0], some.obs_names.astype(int))
 
 
-def test_guides_are_known_or_it_is_said_what_to_do(screen, tmp_path):
+def test_funk22_guides_missing_raises(screen, tmp_path):
     with pytest.raises(ValueError, match="do not name their guides"):
         funk22(screen, guides=True)
     write_screen(tmp_path / "s.zarr", screen, y_key="gene")
@@ -90,7 +90,7 @@ def test_guides_are_known_or_it_is_said_what_to_do(screen, tmp_path):
 
 
 @pytest.mark.parametrize("genes", [None, ["AAAS"]])
-def test_what_no_memory_holds_is_refused(screen, monkeypatch, genes):
+def test_funk22_more_crops_than_memory_raises(screen, monkeypatch, genes):
     monkeypatch.setattr("scbd.datasets._published_screens._total_memory", lambda: 10 * crop(0).nbytes)
     n = 40 if genes is None else 20
     with pytest.raises(ValueError, match=f"{n} crops of .*, this machine has .*: take fewer with n_cells, or write"):
@@ -98,7 +98,7 @@ def test_what_no_memory_holds_is_refused(screen, monkeypatch, genes):
     assert funk22(screen, genes=genes, n_cells=10).n_obs == 10
 
 
-def test_what_is_wrong_with_crops_is_said(tmp_path, monkeypatch):
+def test_funk22_invalid_database_raises(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="There is no LMDB at"):
         funk22(tmp_path)
     with pytest.raises(ValueError, match="has no cell"):
@@ -116,7 +116,7 @@ def test_what_is_wrong_with_crops_is_said(tmp_path, monkeypatch):
         funk22(tmp_path / "empty")
 
 
-def test_keys_that_name_the_guide(tmp_path):
+def test_funk22_keys_with_guides_returns_crops_and_guides(tmp_path):
     """The layout of Set-DINO's code: values in [0, 1], of any size."""
     images = np.random.default_rng(0).random((6, 4, 12, 12), dtype=np.float32)
     keys = [f"G{i % 2};ACGT{i};20200202_6W-LaC024B;B{i % 3};{40 + i};{100 + i}" for i in range(6)]
@@ -133,8 +133,8 @@ def test_keys_that_name_the_guide(tmp_path):
         funk22(write_lmdb(tmp_path / "sizes", {keys[0]: images[0].tobytes(), keys[1]: b"abc"}))
 
 
-def test_ten_real_cells_as_their_code_ships_them(tmp_path, shared):
-    """Channels in the order that they are named here, in [0, 1], and everything that names a cell."""
+def test_funk22_ten_real_cells_are_equal_to_stored_crops(tmp_path, shared):
+    """Check values, order of channels and labels of ten real crops."""
     kept = np.load(shared / "cells" / "funk_crops.npz")
     named = zip(*(kept[name].tolist() for name in ("gene", "sgRNA", "plate", "well", "tile", "row")), strict=True)
     keys = [";".join(map(str, parts)) for parts in named]
@@ -153,15 +153,15 @@ def test_ten_real_cells_as_their_code_ships_them(tmp_path, shared):
     assert np.median(middle[:, adata.var_names.get_loc("dna")]) > np.median(middle[:, adata.var_names.get_loc("actin")])
 
 
-def test_pickled_values_are_not_unpickled(tmp_path):
+def test_funk22_pickled_value_raises(tmp_path):
     buffer = io.BytesIO()
     np.save(buffer, np.array([{"harm": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="is no crop"):
         funk22(write_lmdb(tmp_path / "pickled", {"1_P_A1_7_AAAS_3": buffer.getvalue()}))
 
 
-def test_published_profiles_know_complexes(shared):
-    """The published area and precision, see the provenance of the data."""
+def test_relationship_average_precision_published_profiles_is_published(shared):
+    """The expected value is the published one, see the provenance of the data."""
     table = pd.read_parquet(shared / "funk22" / "df_standardized_mitosis.parquet")[[str(i) for i in range(64)]]
     profiles = AnnData(table.to_numpy(np.float32), obs=pd.DataFrame(index=table.index.astype(str)))
     values = profiles.X - profiles["nontargeting"].X
@@ -172,7 +172,7 @@ def test_published_profiles_know_complexes(shared):
 
 
 def wells(**columns) -> pd.DataFrame:
-    """Four wells in the official layout."""
+    """Return a table of four wells in the official layout."""
     table = {
         "Metadata_Plate": ["BR1", "BR1", "BR2", "BR2"],
         "Metadata_Well": ["A01", "A02", "A01", "A02"],
@@ -189,7 +189,7 @@ def wells(**columns) -> pd.DataFrame:
     return pd.DataFrame(table | columns)
 
 
-def test_wells_keep_their_columns_and_features_their_names(tmp_path):
+def test_cpjump1_table_keeps_columns_and_feature_names(tmp_path):
     wells().to_parquet(tmp_path / "wells.parquet")
     found = cpjump1(tmp_path / "wells.parquet")
     assert found.obs_names.tolist() == ["BR1_A01", "BR1_A02", "BR2_A01", "BR2_A02"]
@@ -199,7 +199,7 @@ def test_wells_keep_their_columns_and_features_their_names(tmp_path):
     assert found.obs["Metadata_broad_sample"].dtype == "category"
 
 
-def test_what_is_not_a_table_of_features_is_named(tmp_path):
+def test_cpjump1_invalid_table_raises(tmp_path):
     path = tmp_path / "wells.parquet"
     with pytest.raises(FileNotFoundError, match="There is no file"):
         cpjump1(path)
@@ -214,8 +214,8 @@ def test_what_is_not_a_table_of_features_is_named(tmp_path):
         cpjump1(path)
 
 
-def test_the_real_tables(shared):
-    """Numbers of the data's own page."""
+def test_cpjump1_real_table_returns_documented_counts(shared):
+    """The expected counts are those in the documentation of the data."""
     found = cpjump1(shared / "profiles" / "cpjump1_cellprofiler_wells.parquet")
     assert found.shape == (1920, 904) and found.obs["Metadata_Plate"].nunique() == 5
     assert (found.obs["Metadata_broad_sample"] == "DMSO").sum() == 320

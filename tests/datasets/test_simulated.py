@@ -32,7 +32,7 @@ from scbd.metrics import aggregate, relationship_average_precision
 SMALL: dict[str, Any] = {"n_complexes": 3, "genes_per_complex": 2, "guides_per_gene": 2, "n_wells": 4, "image_size": 32}
 
 
-def test_layout(tmp_path):
+def test_simulated_screen_shapes_labels_and_network_are_consistent(tmp_path):
     cells = simulated_screen(400, **SMALL)
     assert cells.obsm["single_cell_images"].shape == (400, 4, 32, 32)
     assert cells.obsm["single_cell_images"].dtype == np.uint8
@@ -64,8 +64,8 @@ def test_layout(tmp_path):
         ),
     ],
 )
-def test_screens_of_published_rows_stay_as_they_are(changed, obs, pixels):
-    """Known before there were plates with a layout; processors may round one pixel in a million in another way."""
+def test_simulated_screen_published_designs_are_unchanged(changed, obs, pixels):
+    """The hashes date from before plates had a layout; processors may round one pixel in a million differently."""
     cells = simulated_screen(300, **SMALL | changed)
     assert hashlib.sha256(cells.obs.to_csv().encode()).hexdigest().startswith(obs)
     images = cells.obsm["single_cell_images"].astype(np.int64)
@@ -73,13 +73,13 @@ def test_screens_of_published_rows_stay_as_they_are(changed, obs, pixels):
     np.testing.assert_allclose((images * place).sum((0, 2, 3)), pixels, rtol=2e-6)
 
 
-def test_seed_decides_everything():
+def test_simulated_screen_equal_seed_returns_equal_images():
     one, two, three = (simulated_screen(60, **SMALL, seed=s).obsm["single_cell_images"] for s in (0, 0, 1))
     np.testing.assert_array_equal(one, two)
     assert not np.array_equal(one, three)
 
 
-def test_genes_of_a_complex_share_their_phenotype():
+def test_simulated_screen_genes_of_a_complex_share_phenotypes():
     truth = simulated_screen(300, n_complexes=4, genes_per_complex=3, guides_per_gene=1, image_size=16).uns["truth"]
     effects = truth["phenotypes"].drop("nontargeting")
     distance = squareform(pdist(effects, "correlation"))
@@ -94,8 +94,8 @@ def brightness(cells) -> pd.DataFrame:
     return pd.DataFrame(cells.obsm["single_cell_images"].mean((2, 3)), index=cells.obs_names)
 
 
-def test_effects_are_what_was_asked_for():
-    """Means of genes differ with an effect, those of wells with a well effect, and neither without."""
+def test_simulated_screen_effect_sizes_determine_explained_variance():
+    """Genes explain variance only with a gene effect, and wells only with a well effect."""
 
     def variance_explained(cells, column):
         values = brightness(cells)
@@ -110,7 +110,7 @@ def test_effects_are_what_was_asked_for():
     assert variance_explained(wells, "gene") < 0.02
 
 
-def test_a_guide_does_what_it_knocks_down():
+def test_simulated_screen_guide_effect_correlates_with_efficacy():
     one_gene = SMALL | {"n_complexes": 1, "genes_per_complex": 1, "guides_per_gene": 6, "image_size": 16}
     cells = simulated_screen(1500, **one_gene, effect_size=3, well_effect=0)
     means = brightness(cells).groupby(cells.obs["sgRNA"].to_numpy()).mean()
@@ -121,7 +121,7 @@ def test_a_guide_does_what_it_knocks_down():
 
 
 @pytest.mark.parametrize(("imbalance", "low", "high"), [(0.0, 0.0, 0.2), (0.8, 0.5, 1.1)])
-def test_wells_are_as_unequal_as_asked_for(imbalance, low, high):
+def test_simulated_screen_well_imbalance_sets_variation_of_counts(imbalance, low, high):
     cells = simulated_screen(2000, **SMALL | {"n_wells": 40, "image_size": 16}, well_imbalance=imbalance)
     counts = cells.obs["well"].value_counts()
     assert low < counts.std() / counts.mean() < high
@@ -129,17 +129,17 @@ def test_wells_are_as_unequal_as_asked_for(imbalance, low, high):
 
 
 @pytest.mark.parametrize(("confounding", "wells_per_gene"), [(0.0, 4), (1.0, 1)])
-def test_confounding(confounding, wells_per_gene):
+def test_simulated_screen_confounding_sets_wells_per_gene(confounding, wells_per_gene):
     cells = simulated_screen(600, **SMALL, confounding=confounding)
     assert set(cells.obs.groupby("gene", observed=True)["well"].nunique()) == {wells_per_gene}
 
 
-def test_controls():
+def test_simulated_screen_control_fraction_is_as_requested():
     cells = simulated_screen(5000, **SMALL | {"image_size": 16}, control_fraction=0.3)
     assert 0.25 < (cells.obs["gene"] == "nontargeting").mean() < 0.35
 
 
-def test_inactive_complexes_do_nothing_and_active_ones_differ_in_strength():
+def test_simulated_screen_active_share_of_complexes_has_effects():
     many: dict[str, Any] = {"n_complexes": 200, "guides_per_gene": 1, "image_size": 16, "active": 0.6}
     truth = simulated_screen(802, **many, effect_spread=0.7).uns["truth"]
     sd = np.array(list(PHENOTYPES.values()))
@@ -150,7 +150,7 @@ def test_inactive_complexes_do_nothing_and_active_ones_differ_in_strength():
     assert truth["network"]["source"].nunique() == 200
 
 
-def test_the_oracle_is_what_each_cell_shows():
+def test_simulated_screen_oracle_mean_is_phenotype_times_efficacy():
     cells = simulated_screen(4000, **SMALL | {"image_size": 16})
     truth, sd = cells.uns["truth"], np.array(list(PHENOTYPES.values()))
     by_guide = pd.DataFrame(cells.obsm["X_oracle"]).groupby(cells.obs["sgRNA"].astype(str).to_numpy())
@@ -160,7 +160,7 @@ def test_the_oracle_is_what_each_cell_shows():
     np.testing.assert_allclose(by_guide.std().mean(), 1, atol=0.05)
 
 
-def test_an_interaction_scales_what_wells_show():
+def test_simulated_screen_interaction_scales_phenotypes_by_well():
     design: dict[str, Any] = SMALL | {"n_complexes": 1, "genes_per_complex": 1, "image_size": 16, "effect_size": 3.0}
     cells = simulated_screen(8000, **design, interaction=0.5)
     truth, sd = cells.uns["truth"], np.array(list(PHENOTYPES.values()))
@@ -173,7 +173,7 @@ def test_an_interaction_scales_what_wells_show():
     assert np.ptp(expected, axis=0).max() > 2
 
 
-def test_crowded_wells_have_more_and_smaller_cells():
+def test_simulated_screen_dense_wells_have_more_and_smaller_cells():
     design: dict[str, Any] = SMALL | {"n_wells": 24, "effect_size": 0.0, "well_effect": 0.0}
     cells = simulated_screen(3000, **design, density_effect=2.0)
     density = np.log(cells.uns["truth"]["wells"]["density"])
@@ -181,12 +181,12 @@ def test_crowded_wells_have_more_and_smaller_cells():
     areas = pd.DataFrame((cells.obsm["single_cell_images"][:, 1:3] > np.array([15, 50])[:, None, None]).mean((2, 3)))
     size = np.log(areas.groupby(cells.obs["well"].astype(str).to_numpy()).mean()).loc[density.index]
     assert np.polyfit(density, counts[density.index], 1)[0] == pytest.approx(1, abs=0.2)
-    # areas of cells and nuclei: twice the powers of their lengths, but for cells that the image cuts off
+    # exponents of areas of cells and nuclei are twice those of their lengths, apart from cells cut off by the image
     assert np.polyfit(density, size[0], 1)[0] == pytest.approx(-1, abs=0.2)
     assert np.polyfit(density, size[1], 1)[0] == pytest.approx(-0.5, abs=0.1)
 
 
-def test_neighbours_are_light_at_the_edge_of_the_same_cells(tmp_path):
+def test_simulated_screen_neighbours_add_light_at_the_edges(tmp_path):
     one, other = (simulated_screen(400, **SMALL, neighbours=number) for number in (0, 5))
     pd.testing.assert_frame_equal(one.obs, other.obs)
     np.testing.assert_array_equal(one.obsm["X_oracle"], other.obsm["X_oracle"])
@@ -198,31 +198,31 @@ def test_neighbours_are_light_at_the_edge_of_the_same_cells(tmp_path):
 
 @settings(max_examples=20, deadline=None)
 @given(mean=st.floats(0, 6), n_wells=st.integers(1, 5), seed=st.integers(0, 99))
-def test_neighbours_are_of_the_same_well_and_as_many_as_asked_for(mean, n_wells, seed):
+def test_draw_neighbours_are_of_the_same_well_with_requested_mean(mean, n_wells, seed):
     rng = np.random.default_rng(seed)
-    well = rng.choice(2 * np.arange(n_wells), size=600)  # some have no cell
+    well = rng.choice(2 * np.arange(n_wells), size=600)  # wells with odd codes have no cell
     around = draw_neighbours(rng, well, np.full(600, mean))
     cell, _ = np.nonzero(around >= 0)
     assert (well[around[around >= 0]] == well[cell]).all()
     assert (around >= 0).sum(1).mean() == pytest.approx(mean, abs=0.3)
-    # whatever cell of the well
+    # neighbours are drawn from all cells of a well
     assert mean < 1 or len(np.unique(around)) > 200
 
 
-def test_cells_of_crowded_wells_have_more_neighbours():
+def test_simulated_screen_dense_wells_have_more_neighbours():
     design: dict[str, Any] = SMALL | {"n_wells": 24, "effect_size": 0.0, "well_effect": 0.0, "density_effect": 2.0}
     one, other = (simulated_screen(2400, **design, neighbours=number) for number in (0, 2))
     light = other.obsm["single_cell_images"][:, 2].mean((1, 2)) - one.obsm["single_cell_images"][:, 2].mean((1, 2))
     density = np.log(one.uns["truth"]["wells"]["density"])
     of_well = np.log(pd.Series(light).groupby(one.obs["well"].astype(str).to_numpy()).mean()).loc[density.index]
-    # their number is as the density, the area of a nucleus as one over its square root
+    # the number of neighbours scales with the density, the area of a nucleus with density ** -0.5
     assert np.polyfit(density, of_well, 1)[0] == pytest.approx(0.5, abs=0.25)
 
 
 @settings(max_examples=20, deadline=None)
 @given(n_wells=st.integers(12, 60), maps=st.integers(1, 6), imbalance=st.sampled_from([0.0, 0.5]))
-def test_plate_maps(n_wells, maps, imbalance):
-    """A gene is on plates of one map only, on all of these; controls are on all."""
+def test_simulated_screen_plate_maps_hold_separate_genes(n_wells, maps, imbalance):
+    """A gene lies on plates of one map only; controls lie on plates of several maps."""
     n_plates = -(-n_wells // 6)
     if maps > n_plates:
         return
@@ -239,8 +239,8 @@ def test_plate_maps(n_wells, maps, imbalance):
     assert maps == 1 or plate_map[control].nunique() > 1
 
 
-def test_the_hard_screen_tells_embeddings_apart():
-    """Pixels find next to nothing; corrected ones something; the best embedding three times as much above chance."""
+def test_hard_screen_scores_rank_pixels_corrected_pixels_and_oracle():
+    """Precision is near chance for pixels, higher for corrected pixels, and clearly highest for the oracle."""
     cells = simulated_screen(10_000, **HARD_SCREEN)
     pixels = pixel_pca(cells)
     cells.obsm["X_pixels"] = pixels
@@ -273,7 +273,7 @@ def test_the_hard_screen_tells_embeddings_apart():
         ({"n_plate_maps": 2, "n_wells": 12, "confounding": 0.5}, "both say which wells a gene is in: give one of them"),
     ],
 )
-def test_bad_input(kwargs, said):
+def test_simulated_screen_invalid_input_raises(kwargs, said):
     with pytest.raises(ValueError, match=said):
         simulated_screen(**{"n_cells": 100} | SMALL | kwargs)
 
@@ -282,15 +282,15 @@ PLAIN = {f"gain_{channel}": 1.0 for channel in CHANNELS} | {"tilt_x": 0.0, "tilt
 PLAIN |= {"background": 0.02, "gamma": 1.0, "saturation": 0.0}
 
 
-def photographed(**changed: float) -> tuple[np.ndarray, np.ndarray]:
-    """The same cells, ideal and in a well that differs in this, both of one channel and flat."""
+def draw_ideal_and_photographed(**changed: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return one channel of the same cells, flattened: ideal, and photographed in a well with changed properties."""
     ideal = draw_ideal_images(np.random.default_rng(0), np.ones((64, len(PHENOTYPES))), 32)
     wells = pd.DataFrame([PLAIN | {"blur": 1e-6} | changed] * 64)
     return ideal[:, 1].ravel(), photograph(np.random.default_rng(1), ideal.copy(), wells, 32)[:, 1].ravel() / 120
 
 
-def test_a_nucleus_that_is_elongated_is_as_large_as_before():
-    """Its two axes change by one factor, each in its own direction."""
+def test_draw_ideal_images_elongated_nucleus_keeps_its_area():
+    """Elongation stretches one axis and shrinks the other by the same factor."""
     plain = np.ones((64, len(PHENOTYPES)))
     stretched = plain.copy()
     stretched[:, list(PHENOTYPES).index("nucleus_elongation")] = 1.6
@@ -309,20 +309,20 @@ def test_a_nucleus_that_is_elongated_is_as_large_as_before():
         ({"saturation": 0.5}, lambda light: light / (1 + 0.5 * light)),
     ],
 )
-def test_a_camera_makes_of_light_what_its_formula_says(changed, formula):
-    ideal, image = photographed(background=0.0, **changed)
-    seen = ideal > 0.1  # darker ones are cut off at 0
+def test_photograph_gain_gamma_and_saturation_follow_their_formulas(changed, formula):
+    ideal, image = draw_ideal_and_photographed(background=0.0, **changed)
+    seen = ideal > 0.1  # darker pixels are clipped at 0
     by_light = pd.DataFrame({"ideal": ideal, "image": image})[seen].groupby(np.round(ideal[seen], 1)).mean()
     np.testing.assert_allclose(by_light["image"], formula(by_light["ideal"]), atol=0.02)
 
 
 @pytest.mark.parametrize(("row", "column", "name"), [(0, 0, "A01"), (15, 23, "P24"), (25, 9, "Z10"), (26, 47, "AA48")])
-def test_names_of_wells(row, column, name):
+def test_well_name_row_and_column_returns_name(row, column, name):
     assert well_name(row, column) == name
 
 
 @pytest.mark.parametrize("n_wells", PLATE_SHAPES)
-def test_layout_is_standardised_where_it_varies(n_wells):
+def test_add_layout_position_effects_are_standardised(n_wells):
     shape = PLATE_SHAPES[n_wells]
     row, column = (axis.ravel() for axis in np.indices(shape))
     layout = add_layout(pd.DataFrame({"row": row, "column": column}), shape)[list(POSITION_EFFECTS)]
@@ -339,41 +339,41 @@ NOTHING: dict[str, float] = dict.fromkeys(
 GAINS = [f"gain_{channel}" for channel in CHANNELS]
 
 
-def looks_of(n_wells: int, **effects: float) -> Any:
+def place_and_draw_wells(n_wells: int, **effects: float) -> Any:
     rng = np.random.default_rng(0)
     where = place_wells(n_wells, 96)
     return where, draw_well_properties(rng, rng.spawn(1)[0], where, 96, NOTHING | effects)
 
 
-def test_wells_without_a_layout_are_as_they_were():
+def test_place_wells_without_layout_returns_numbered_wells():
     assert list(place_wells(8, None).index) == [f"P1_W{i}" for i in range(1, 7)] + ["P2_W1", "P2_W2"]
     assert list(place_wells(8, None)) == ["plate"]
 
 
-def test_plates_are_filled_row_by_row():
+def test_place_wells_with_layout_fills_plates_row_by_row():
     where = place_wells(100, 96)
     assert where.index.is_unique and where["plate"].value_counts().to_dict() == {"P1": 96, "P2": 4}
     assert where.loc["P1_B12"].to_dict() == {"plate": "P1", "row": 2, "column": 12, "position": "B12"}
     assert list(where.index[[0, 95, 96, 99]]) == ["P1_A01", "P1_H12", "P2_A01", "P2_A04"]
 
 
-def test_without_effects_all_wells_look_alike():
-    _, wells = looks_of(288)
+def test_draw_well_properties_no_effects_are_equal():
+    _, wells = place_and_draw_wells(288)
     assert (wells.nunique() == 1).all()
     assert (wells[[*GAINS, "gamma", "density"]] == 1).all(axis=None)
     assert (wells[["tilt_x", "tilt_y", "saturation"]] == 0).all(axis=None)
 
 
 @pytest.mark.parametrize(("effect", "column"), [("plate_effect", "plate"), ("position_effect", "position")])
-def test_plates_and_positions_have_a_look_of_their_own(effect, column):
-    where, wells = looks_of(288, **{effect: 1.0})
+def test_draw_well_properties_plate_or_position_effect_is_shared(effect, column):
+    where, wells = place_and_draw_wells(288, **{effect: 1.0})
     there = wells.groupby(where[column].to_numpy()).transform("mean")
     np.testing.assert_allclose(wells, there, rtol=1e-12)
     assert (wells[[*GAINS, "tilt_x", "blur", "background"]].nunique() > 1).all()
 
 
-def test_a_position_effect_has_gradients_and_edges():
-    where, wells = looks_of(96, position_effect=1.0)
+def test_draw_well_properties_position_effect_has_gradients_and_edges():
+    where, wells = place_and_draw_wells(96, position_effect=1.0)
     inside = where["row"].between(2, 7) & where["column"].between(2, 11)
     design = np.column_stack([np.ones(96), where["row"], where["column"], inside])
     for name in GAINS:
@@ -391,14 +391,14 @@ def test_a_position_effect_has_gradients_and_edges():
         ("density_effect", ["density"], 0.2),
     ],
 )
-def test_sizes_of_effects(effect, columns, sd):
-    _, wells = looks_of(2000, **{effect: 2.0})
+def test_draw_well_properties_effect_size_sets_standard_deviation(effect, columns, sd):
+    _, wells = place_and_draw_wells(2000, **{effect: 2.0})
     np.testing.assert_allclose(np.log(wells[columns]).std(), 2 * sd, rtol=0.1)
 
 
-def test_how_strongly_effects_show_is_told_by_how_wells_look():
+def test_phenotype_strengths_are_linear_in_well_properties():
     rng = np.random.default_rng(0)
-    _, wells = looks_of(288, well_effect=1.0)
+    _, wells = place_and_draw_wells(288, well_effect=1.0)
     log = np.log(phenotype_strengths(rng, wells, 0.4))
     np.testing.assert_allclose(log.mean(), 0, atol=1e-12)
     np.testing.assert_allclose(log.std(ddof=0), 0.4)
@@ -406,5 +406,5 @@ def test_how_strongly_effects_show_is_told_by_how_wells_look():
     fit, *_ = np.linalg.lstsq(design, log, rcond=None)
     np.testing.assert_allclose(design @ fit, log, atol=1e-8)
     assert (phenotype_strengths(rng, wells, 0.0) == 1).all(axis=None)
-    # wells of one look show all alike
-    assert (phenotype_strengths(rng, looks_of(288)[1], 0.4) == 1).all(axis=None)
+    # wells with equal properties have equal strengths
+    assert (phenotype_strengths(rng, place_and_draw_wells(288)[1], 0.4) == 1).all(axis=None)

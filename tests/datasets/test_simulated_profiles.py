@@ -14,7 +14,7 @@ from scbd.metrics import replicate_retrieval
 SMALL: dict[str, Any] = {"n_perturbations": 40, "n_plates": 4, "n_controls": 16, "n_features": 24}
 
 
-def test_layout(tmp_path):
+def test_simulated_profiles_shapes_labels_and_wells_are_consistent(tmp_path):
     cells = simulated_profiles(**SMALL, cells_per_well=3)
     assert cells.shape == (4 * 56 * 3, 24) and cells.X.dtype == np.float32
     wells = cells.obs.groupby(["plate", "well"], observed=True)["perturbation"].agg(["nunique", "size", "first"])
@@ -26,12 +26,12 @@ def test_layout(tmp_path):
     cells.write_h5ad(tmp_path / "cells.h5ad")
 
 
-def test_plates_may_have_layouts_of_their_own():
+def test_simulated_profiles_several_layouts_vary_positions():
     obs = simulated_profiles(**SMALL, one_layout=False).obs
     assert (obs.groupby("perturbation", observed=True)["well"].nunique() > 1).all()
 
 
-def test_plate_maps_hold_a_part_of_the_perturbations_and_all_controls():
+def test_simulated_profiles_plate_maps_split_perturbations_not_controls():
     obs = simulated_profiles(**SMALL, n_plate_maps=2).obs
     maps = obs.groupby("perturbation", observed=True)["plate_map"].nunique()
     assert maps.pop("control") == 2 and (maps == 1).all()
@@ -39,20 +39,20 @@ def test_plate_maps_hold_a_part_of_the_perturbations_and_all_controls():
 
 
 @pytest.mark.parametrize(("n", "rows", "last"), [(80, "H", "H12"), (300, "P", "P24"), (1500, "AF", "AF48")])
-def test_plates_are_as_large_as_they_must_be(n, rows, last):
+def test_simulated_profiles_plate_size_fits_number_of_wells(n, rows, last):
     wells = simulated_profiles(n, 1, n_controls=16, n_features=2).obs["well"].astype(str)
     assert max(wells, key=lambda well: (len(well), well)) <= last
     assert wells.str.extract(r"([A-Z]+)\d+")[0].map(lambda r: (len(r), r)).max() == (len(rows), rows)
 
 
-def test_seed_decides_everything():
+def test_simulated_profiles_equal_seed_returns_equal_features():
     one, two, three = (simulated_profiles(**SMALL, seed=seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one.X, two.X)
     assert one.obs.equals(two.obs) and not np.array_equal(one.X, three.X)
 
 
-def test_effects_are_as_large_as_they_are_said_to_be():
-    """In units of the standard deviation between cells of a well, which is 1."""
+def test_simulated_profiles_effect_sizes_are_standard_deviations():
+    """Effects are in units of the standard deviation between cells of a well, which is 1."""
     nothing: dict[str, Any] = dict.fromkeys(["effect_size", "plate_effect", "position_effect", "well_effect"], 0.0)
     size: dict[str, Any] = {"n_perturbations": 300, "n_plates": 40, "n_controls": 20, "n_features": 60}
     sd = simulated_profiles(**size, **nothing).X.std(0)
@@ -66,14 +66,14 @@ def test_effects_are_as_large_as_they_are_said_to_be():
     assert np.log(by_plate).std().mean() == pytest.approx(0.5, rel=0.15)
 
 
-def test_controls_and_inactive_complexes_do_nothing():
+def test_simulated_profiles_inactive_complexes_have_no_effects():
     truth = simulated_profiles(**SMALL, active=0.5).uns["truth"]
     does = (truth["effects"] != 0).any(axis=1)
     assert does.sum() == 20 and set(truth["network"]["target"]) == set(truth["effects"].index[does])
     assert truth["network"]["source"].value_counts().eq(4).all()
 
 
-def test_genes_of_a_complex_do_much_the_same():
+def test_simulated_profiles_effects_correlate_within_complexes():
     effects = simulated_profiles(200, 1, n_controls=1).uns["truth"]["effects"]
     alike = np.corrcoef(effects)
     same = np.arange(200)[:, None] // 4 == np.arange(200) // 4
@@ -81,21 +81,21 @@ def test_genes_of_a_complex_do_much_the_same():
     assert abs(alike[~same].mean()) < 0.02
 
 
-def test_the_oracle_is_white_within_perturbations_up_to_its_weights():
+def test_simulated_profiles_oracle_is_white_up_to_its_weights():
     cells = simulated_profiles(400, 40, n_features=20, n_controls=100, effect_size=1.0, position_effect=0.0)
     oracle = cells.X @ cells.uns["truth"]["oracle"].to_numpy()
     within = within_covariance(oracle, cells.obs["perturbation"].to_numpy())
     between = np.cov(pd.DataFrame(oracle).groupby(cells.obs["perturbation"].to_numpy()).mean().drop("control").T)
     ratio = np.diag(between) / np.diag(within)
-    # the gain of an axis is the share of the label in its variance
+    # the weight of an axis is the label's share of its variance
     np.testing.assert_allclose(np.sqrt(np.diag(within)), ratio / (ratio + 1), atol=0.1)
     assert np.abs(within - np.diag(np.diag(within))).max() < 0.3 * np.diag(within).max()
 
 
 @pytest.mark.filterwarnings("ignore:.*one position")
 @pytest.mark.parametrize("changed", [{}, {"interaction": 0.3}, {"one_layout": False}, {"active": 0.5}])
-def test_nothing_finds_replicates_better_than_the_oracle(changed):
-    """What is learned from five plates of 200 perturbations, on two others, above what a position gives."""
+def test_simulated_profiles_oracle_retrieves_replicates_best(changed):
+    """Scores on two plates, corrected for positions: features, PLDA fitted on five other plates, oracle."""
     wells = simulated_profiles(n_plates=7, effect_size=0.35, **changed)
     new = wells.obs["plate"].isin(["plate_6", "plate_7"]).to_numpy()
     y = wells.obs["perturbation"].to_numpy()
@@ -121,6 +121,6 @@ def test_nothing_finds_replicates_better_than_the_oracle(changed):
         ({"n_perturbations": 2000}, "2,032 wells do not fit on a plate of 1,536: ask for more plate maps"),
     ],
 )
-def test_numbers_that_cannot_be(wrong, said):
+def test_simulated_profiles_invalid_number_raises(wrong, said):
     with pytest.raises(ValueError, match=said):
         simulated_profiles(**wrong)

@@ -1,4 +1,4 @@
-"""Run a job in processes that are killed at random moments, without warning, until one comes to its end."""
+"""Run a job in processes that are killed at random moments, until one of them finishes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# has everything loaded, and starts the job that is named by each line it is sent
+# code of a process that has imported all modules, and forks a worker for the job named in each line of its input
 _SERVER = """
 import os, sys
 sys.path[:0] = [{tests!r}]
@@ -27,7 +27,7 @@ for name in sys.stdin:
     print("ended", os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), flush=True)
 """
 
-# for :func:`kill_until`: a screen of 75 blocks, 0.02 s each: two threads take longer than half a second
+# code for :func:`kill_until`: write a screen of 75 blocks, 0.02 s each, which takes two threads more than 0.5 s
 WRITING = """
 import time
 from conftest import make_plates
@@ -44,7 +44,7 @@ def job():
 
 @contextmanager
 def server(code: str) -> Iterator[subprocess.Popen]:
-    """A process that has loaded everything once, for :func:`killed_until`; ``code`` defines its jobs."""
+    """Start a process that imports all modules once, for :func:`killed_until`; ``code`` defines its jobs."""
     server_code = _SERVER.format(tests=str(Path(__file__).parents[1]), code=code)
     command = [sys.executable, "-c", server_code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -55,25 +55,25 @@ def server(code: str) -> Iterator[subprocess.Popen]:
 
 
 def kill_until(done: Path, code: str, longest: float, seed: int = 0) -> int:
-    """Start and kill until there is a file, and return how often that was; a job that fails fails here, too.
+    """Start and kill a job until it has made a file, and return the number of kills; raise if the job fails.
 
     Parameters
     ----------
     done
-        Made by the job when it is finished.
+        File that the job makes when it is finished.
     code
-        Defines ``job()``.
+        Python code that defines ``job()``.
     longest
-        Seconds that a process is let live at most; twice that after ten kills, and so on.
+        Maximum lifetime of a process in seconds; it doubles after every ten kills.
     seed
-        Of the moments.
+        Seed of the random lifetimes.
     """
     with server(code) as process:
         return killed_until(done, process, "job", longest, seed)
 
 
 def killed_until(done: Path, process: subprocess.Popen, job: str, longest: float, seed: int = 0) -> int:
-    """The same of one of several jobs of a :func:`server`."""
+    """Do the same as :func:`kill_until` with one of several jobs of a :func:`server`."""
     rng, kills = random.Random(seed), 0
     assert process.stdin is not None and process.stdout is not None
     while not done.exists():

@@ -1,4 +1,4 @@
-"""Small files in the layouts in which data sets are published."""
+"""Write small files in the layouts of published data sets."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sklearn.datasets import load_digits
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
-    """A gzipped IDX file of bytes, as those of MNIST."""
+    """Write a gzipped IDX file of bytes, the format of MNIST."""
     header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
     path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
 
 
 def write_mnist(folder: Path, n_train: int = 400, n_test: int = 200) -> Path:
-    """The four files of MNIST, with scikit-learn's digits."""
+    """Write the four files of MNIST, with scikit-learn's digits."""
     images, labels = load_digits(return_X_y=True)
     images = np.kron(images.reshape(-1, 8, 8), np.ones((1, 4, 4)))[:, 2:-2, 2:-2] * 15
     folder.mkdir(parents=True)
@@ -31,13 +31,13 @@ def write_mnist(folder: Path, n_train: int = 400, n_test: int = 200) -> Path:
 
 
 def write_patch(path: Path, value: int, size: int) -> None:
-    """A square picture whose red channel is this value."""
+    """Write a square picture whose red channel has the given value."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.full((size, size, 4), [value, 0, 0, 255], dtype=np.uint8)).save(path)
 
 
 def write_camelyon17(folder: Path, table: pd.DataFrame) -> Path:
-    """Camelyon17 of WILDS: the red channel counts the patches."""
+    """Write Camelyon17 in the layout of WILDS; the red channel identifies the patch."""
     for i, row in enumerate(table.itertuples()):
         node = f"patient_{row.patient}_node_{row.node}"
         write_patch(folder / "patches" / node / f"patch_{node}_x_{row.x_coord}_y_{row.y_coord}.png", 20 * i % 256, 96)
@@ -46,14 +46,14 @@ def write_camelyon17(folder: Path, table: pd.DataFrame) -> Path:
 
 
 def camelyon17_table(patients: Sequence[str], centers: Sequence[int], splits: Sequence[int]) -> pd.DataFrame:
-    """A patch a row, every other one with a tumor."""
+    """Return a table with one row per patch, every second one with a tumor."""
     n = len(patients)
     table = pd.DataFrame({"patient": patients, "node": 4, "x_coord": np.arange(n) * 32, "y_coord": 64})
     return table.assign(tumor=np.arange(n) % 2, slide=7, center=centers, split=splits)
 
 
 def write_rxrx1(folder: Path, table: pd.DataFrame, size: int = 256) -> Path:
-    """RxRx1 of WILDS: the red channel counts the images."""
+    """Write RxRx1 in the layout of WILDS; the red channel identifies the image."""
     for i, row in enumerate(table.itertuples()):
         plate = folder / "images" / str(row.experiment) / f"Plate{row.plate}"
         write_patch(plate / f"{row.well}_s{row.site}.png", 40 * i % 256, size)
@@ -62,7 +62,7 @@ def write_rxrx1(folder: Path, table: pd.DataFrame, size: int = 256) -> Path:
 
 
 def write_domains(folder: Path, domains: Sequence[str], classes: Sequence[str], n: int = 5, size: int = 24) -> Path:
-    """A data set in DomainBed's layout: the red channel tells the domain, the green one the class."""
+    """Write a data set in DomainBed's layout; the red channel encodes the domain, the green one the class."""
     for d, domain in enumerate(domains):
         for c, name in enumerate(classes):
             directory = folder / domain / name
@@ -74,7 +74,7 @@ def write_domains(folder: Path, domains: Sequence[str], classes: Sequence[str], 
 
 
 def write_lmdb(folder: Path, values: Mapping[str, bytes]) -> Path:
-    """A database of crops under their keys."""
+    """Write an LMDB database with the given keys and values."""
     import lmdb
 
     with lmdb.open(str(folder), map_size=2**28) as database, database.begin(write=True) as transaction:
@@ -84,7 +84,7 @@ def write_lmdb(folder: Path, values: Mapping[str, bytes]) -> Path:
 
 
 def cpjump1_table(n_plates: int = 5, n_compounds: int = 16, n_controls: int = 8, n_features: int = 12) -> pd.DataFrame:
-    """Wells of plates with one layout, two time points; two compounds have a second position."""
+    """Return wells of plates of one layout at two time points; two compounds have a second position."""
     rng = np.random.default_rng(0)
     compounds = [f"BRD-{i:03d}" for i in range(n_compounds)]
     layout = [*compounds, *compounds[:2], *["DMSO"] * n_controls]
@@ -111,7 +111,7 @@ def cpjump1_table(n_plates: int = 5, n_compounds: int = 16, n_controls: int = 8,
 
 
 def breinig2015_table(n: int = 600, n_targets: int = 5, n_features: int = 8) -> pd.DataFrame:
-    """Cells of two replicates and some targets."""
+    """Return features and labels of cells of two replicates and several targets."""
     rng = np.random.default_rng(0)
     target, replicate = rng.integers(n_targets, size=n), rng.integers(1, 3, size=n)
     about = {

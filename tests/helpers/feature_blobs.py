@@ -1,4 +1,4 @@
-"""Points around the centre of their label."""
+"""Draw points around the centre of their label."""
 
 from __future__ import annotations
 

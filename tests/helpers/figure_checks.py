@@ -1,4 +1,4 @@
-"""Whether what is written in a figure can be read."""
+"""Check that the text in a figure can be read."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _KINDS = (
 
 
 def long_names(n: int) -> list[str]:
-    """Of some 45 characters, of which the first may have no space."""
+    """Return names of about 45 characters, some of them without a space."""
     return [_KINDS[i % 3].format(i) for i in range(n)]
 
 
 def texts_of(ax: Axes) -> list[Text]:
-    """All that is drawn: ticks beyond the limits are not."""
+    """Return all text that is drawn; labels of ticks outside of the limits are not."""
     found = [ax.title, *ax.texts]
     for axis in (ax.xaxis, ax.yaxis) if ax.axison else ():
         low, high = sorted(axis.get_view_interval())
@@ -41,7 +41,7 @@ def texts_of(ax: Axes) -> list[Text]:
 
 
 def require_readable_in_print(figure: Figure | SubFigure) -> None:
-    """As it is drawn, and as wide as a column and as a page of a journal."""
+    """Require that a figure is readable at its own width, and at the widths of a column and a page of a journal."""
     require_readable(figure)
     for width in (3.5, 7):
         figure.set_figwidth(width)  # type: ignore[union-attr]
@@ -49,7 +49,7 @@ def require_readable_in_print(figure: Figure | SubFigure) -> None:
 
 
 def require_readable(figure: Figure | SubFigure) -> None:
-    """Every text is whole and lies on no other, in letters that can be printed; axes are no slivers."""
+    """Require that text is complete, does not overlap and is large enough for print, and axes are not too small."""
     assert isinstance(figure, Figure)
     figure.draw_without_rendering()
     texts = [text for ax in figure.axes for text in texts_of(ax)]

@@ -1,4 +1,4 @@
-"""What the original implementations computed of given inputs: arrays beside the checkout, in ../shared/originals."""
+"""Load outputs of the original implementations for given inputs, stored next to the checkout in shared/originals."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FOLDER = Path(__file__).resolve().parents[3] / "shared" / "originals"
 
 
 class Known:
-    """Arrays of one file, by name; as tensors with :meth:`tensor`.
+    """Arrays of one file by name, also as tensors with :meth:`tensor`.
 
     Parameters
     ----------
     name
-        Of the file, without its suffix.
+        Name of the file, without its suffix.
     """
 
     def __init__(self, name: str) -> None:
@@ -34,12 +34,12 @@ class Known:
         return name in self._arrays
 
     def tensor(self, name: str) -> Tensor:
-        """Labels become int64."""
+        """Return an array as a tensor; integers become int64, except uint8."""
         values = torch.from_numpy(self._arrays[name].copy())
         return values if values.is_floating_point() or values.dtype == torch.uint8 else values.long()
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
-        """All whose names begin like this, by the rest of their names."""
+        """Return all tensors whose names begin with a prefix, by the rest of their names."""
         return {name.removeprefix(prefix): self.tensor(name) for name in self._arrays if name.startswith(prefix)}
 
 
@@ -49,7 +49,7 @@ def _known(name: str) -> Known:
 
 
 def known_answers(name: str) -> Known:
-    """Arrays of a file; the test is skipped where they are not."""
+    """Return the arrays of a file, or skip the test if the folder is missing."""
     if not FOLDER.is_dir():
         pytest.skip("the originals' answers are not here: no folder ../shared/originals beside the checkout")
     return _known(name)
@@ -63,6 +63,6 @@ def put(values: Iterable[Tensor], into: Iterable[Tensor]) -> None:
 
 
 def apart(module: nn.Module | Iterable[Tensor], values: Iterable[Tensor]) -> float:
-    """Largest difference of parameters from given ones, in order."""
+    """Return the largest absolute difference between parameters and given values, in order."""
     ours = module.parameters() if isinstance(module, nn.Module) else module
     return max(float((p.detach() - value.reshape(p.shape)).abs().max()) for p, value in zip(ours, values, strict=True))

@@ -1,4 +1,4 @@
-"""Reading the tables that reports write."""
+"""Read the Markdown tables of reports."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ def cells(line: str) -> list[str]:
 
 
 def rows_of(text: str) -> list[dict[str, str]]:
-    """The rows of the only table, each by its columns' names."""
+    """Return the rows of a text's only table as dictionaries by column name."""
     head, _, *lines = map(cells, text.splitlines())
     return [dict(zip(head, line, strict=True)) for line in lines]

@@ -1,4 +1,4 @@
-"""What a test can see of a picture."""
+"""Check the content of pictures."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from PIL import Image
 
 
 def is_drawn(path: Path) -> bool:
-    """Whether something is drawn in colour: axes, ticks and words alone are grey."""
+    """Return whether something is drawn in colour; axes, ticks and text alone are grey."""
     pixels = np.asarray(Image.open(path).convert("RGB")).astype(int)
     return bool((pixels.max(2) - pixels.min(2)).max() > 40)

@@ -1,4 +1,4 @@
-"""Small models, trained for a moment, and what they have learned."""
+"""Make small models for a few steps of training, and compare their weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUICK: dict[str, Any] = {
     "lr": 1e-4,
     "enable_progress_bar": False,
     "accelerator": "cpu",
-    "precision": "32-true",  # the same on every machine
+    "precision": "32-true",  # equal results on every machine
 }
 
 
@@ -41,7 +41,7 @@ def assert_same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> N
 
 
 class PressCtrlC(Callback):
-    """Send this process SIGINT, or another signal, before the step after this one."""
+    """Callback that sends SIGINT or another signal to this process, after a given number of steps."""
 
     def __init__(self, step: int, number: int = signal.SIGINT) -> None:
         self.step, self.number = step, number
@@ -52,7 +52,7 @@ class PressCtrlC(Callback):
 
 
 class Worsen(Callback):
-    """Make the embedding a point after two steps."""
+    """Callback that collapses the embedding to a single point after two steps."""
 
     def on_train_batch_start(self, trainer, plan, *args):
         if trainer.global_step > 1:

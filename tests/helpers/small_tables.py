@@ -1,4 +1,4 @@
-"""Cells and tables of features with a structure that is known."""
+"""Make cells and tables of features with a known structure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anndata import AnnData
 
 
 def make_cells(n: int = 96, shape: tuple[int, int, int] = (2, 16, 16), dtype: str = "uint8", seed: int = 0) -> AnnData:
-    """Cells whose brightness tells the perturbation and whose left edge tells the environment."""
+    """Return cells whose brightness encodes the perturbation and whose left edge encodes the environment."""
     rng = np.random.default_rng(seed)
     y, e = rng.integers(4, size=n), rng.integers(3, size=n)
     images = rng.normal(40, 5, (n, *shape)) + 30 * y[:, None, None, None]
@@ -33,9 +33,9 @@ def make_cells(n: int = 96, shape: tuple[int, int, int] = (2, 16, 16), dtype: st
 def make_wells(
     n_compounds: int = 12, n_plates: int = 4, n_controls: int = 6, n_features: int = 10, seed: int = 0
 ) -> AnnData:
-    """Wells of plates with one layout, as features: one well a compound and plate, and controls at some positions.
+    """Return features of wells of plates of one layout: one well per compound and plate, and wells of controls.
 
-    Features tell the compound, and more loudly the plate and the position.
+    Features depend on the compound, and more strongly on the plate and the position.
     """
     rng = np.random.default_rng(seed)
     n_wells = n_compounds + n_controls
@@ -58,7 +58,7 @@ def make_wells(
 
 
 def wells(n: int = 900, d: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Features with a shift, a scale and a mixing of their own in each of three wells; a third are controls."""
+    """Return features of cells with a separate shift and linear map in each of three wells; a third are controls."""
     rng = np.random.default_rng(seed)
     well, control = np.arange(n) % 3, np.arange(n) // 3 % 3 == 0
     cells = rng.normal(size=(n, d)) + 2.0 * ~control[:, None]
@@ -68,7 +68,7 @@ def wells(n: int = 900, d: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarr
 
 
 class Plates(NamedTuple):
-    """A row a well."""
+    """Features and labels of wells, one row per well."""
 
     features: np.ndarray
     compounds: np.ndarray
@@ -78,7 +78,7 @@ class Plates(NamedTuple):
 
 
 def plates(d: int = 6, n_plates: int = 4, n_compounds: int = 15, n_controls: int = 8, seed: int = 0) -> Plates:
-    """Plates of one layout: a compound has one position, controls have several; features differ in their units."""
+    """Return plates of one layout: each compound has one position, controls have several; units of features differ."""
     rng = np.random.default_rng(seed)
     position = np.arange(n_compounds + n_controls)
     compound = np.where(position < n_compounds, position, -1)
@@ -93,7 +93,7 @@ def plates(d: int = 6, n_plates: int = 4, n_compounds: int = 15, n_controls: int
 
 
 def map_of_complexes(n_sets: int = 20, size: int = 4, found: int = 5, seed: int = 0) -> tuple[AnnData, pd.DataFrame]:
-    """The first complexes share a direction, the others do not."""
+    """Return profiles and complexes of genes; genes of the first ``found`` complexes share a direction."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n_sets * size, 16))
     for i in range(found):
@@ -104,7 +104,7 @@ def map_of_complexes(n_sets: int = 20, size: int = 4, found: int = 5, seed: int 
 
 
 def funk_profiles(shared: Path, columns: Any = range(64), drop_control: bool = False) -> AnnData:
-    """Real mcVAE profiles of Funk et al., as the paper standardises them."""
+    """Return real mcVAE profiles of Funk et al., standardised as in the paper."""
     pytest.importorskip("pyarrow", reason="reading the real profiles needs pyarrow")
     frame = pd.read_parquet(shared / "funk22" / "df_standardized_mitosis.parquet")[[str(i) for i in columns]]
     frame = frame - frame.loc["nontargeting"]

@@ -31,7 +31,7 @@ from scbd.metrics._probes import (
 )
 
 
-def test_labels_that_are_there_are_found():
+def test_label_probe_separable_labels_scores_near_one():
     z, labels = blobs()
     scores = label_probe(z, labels)
     assert set(scores) == {"f1", "auroc", "accuracy", "chance_f1"}
@@ -42,7 +42,7 @@ def test_labels_that_are_there_are_found():
     assert label_probe(z, alone)["accuracy"] > 0.99
 
 
-def test_labels_that_are_not_there_are_at_chance():
+def test_label_probe_random_labels_scores_at_chance():
     z, _ = blobs(4000)
     labels = np.random.default_rng(1).integers(4, size=4000)
     scores = label_probe(z, labels)
@@ -51,22 +51,22 @@ def test_labels_that_are_not_there_are_at_chance():
     assert abs(scores["f1"] - scores["chance_f1"]) < 0.08
 
 
-def test_chance_of_few_cells_is_no_single_draw():
-    """Two labels, few cells: one permutation is anywhere between a third and two thirds."""
+def test_label_probe_few_cells_chance_is_averaged():
+    """With two labels and few cells, the score of one permutation lies between a third and two thirds."""
     z = np.random.default_rng(0).normal(size=(120, 8))
     chance = [label_probe(z, np.arange(120) % 2, seed=seed)["chance_f1"] for seed in range(20)]
     assert np.std(chance) < 0.06 and abs(np.mean(chance) - 0.5) < 0.05
 
 
-def test_subset_and_seed():
+def test_label_probe_seed_and_max_cells_determine_scores():
     z, labels = blobs(distance=1.0)
     assert label_probe(z, labels, seed=1) == label_probe(z, labels, seed=1)
     assert label_probe(z, labels, seed=1) != label_probe(z, labels, seed=2)
     assert label_probe(z, labels, max_cells=100) != label_probe(z, labels)
 
 
-def test_nearest_mean_asks_for_the_embedding_as_it_is():
-    """A direction with little variance that a linear head still finds, drowned by noise in another."""
+def test_predict_labels_nearest_mean_uses_unscaled_embedding():
+    """Labels differ in a direction of small variance, which a linear classifier uses and the nearest mean does not."""
     rng = np.random.default_rng(0)
     labels = rng.integers(2, size=400)
     z = np.stack([0.01 * labels + 0.001 * rng.normal(size=400), rng.normal(size=400)], axis=1)
@@ -74,7 +74,7 @@ def test_nearest_mean_asks_for_the_embedding_as_it_is():
     assert (predict_labels(z, labels, z, classifier="nearest_mean") == labels).mean() < 0.7
 
 
-def test_the_nearest_mean_is_nearest_wherever_it_lies():
+def test_predict_labels_nearest_mean_is_equal_to_naive():
     rng = np.random.default_rng(0)
     z, labels = 5 + 3 * rng.normal(size=(300, 4)), np.repeat(["a", "b", "c"], 100)
     z[100:] *= np.repeat([1.3, 2], 100)[:, None]
@@ -83,8 +83,8 @@ def test_the_nearest_mean_is_nearest_wherever_it_lies():
     np.testing.assert_array_equal(predict_labels(z, labels, z, classifier="nearest_mean"), expected)
 
 
-def test_groups_are_not_split():
-    """A label that follows from the group: readable cell by cell, not from groups that were never seen."""
+def test_label_probe_groups_are_not_split():
+    """A label that follows from the group is predictable in seen groups, but not in unseen groups."""
     rng = np.random.default_rng(0)
     group = rng.integers(40, size=2000)
     z = 5 * rng.normal(size=(40, 60))[group] + rng.normal(size=(2000, 60))
@@ -94,15 +94,15 @@ def test_groups_are_not_split():
 
 
 @pytest.mark.parametrize(("n_labels", "n_groups"), [(3, 2), (20, 2), (20, 4)])
-def test_a_perfect_embedding_is_perfect_for_groups_that_were_not_seen(n_labels, n_groups):
-    """Guides of genes that are perfectly told apart: no gene without a guide to learn from, or one to be tested on."""
+def test_label_probe_perfect_embedding_unseen_groups_scores_one(n_labels, n_groups):
+    """Genes are perfectly separable, and each gene has guides both for training and for testing."""
     guide = np.repeat(np.arange(n_labels * n_groups), 10)
     gene = guide // n_groups
     scores = label_probe(np.eye(n_labels)[gene], gene, groups=guide)
     assert scores["f1"] == scores["accuracy"] == scores["auroc"] == 1
 
 
-def test_labels_of_one_group_are_left_out_and_said(caplog):
+def test_label_probe_label_of_one_group_is_excluded_and_logged(caplog):
     guide = np.repeat(np.arange(9), 10)
     gene = np.minimum(guide // 2, 3)
     gene[guide == 8] = 4
@@ -111,7 +111,7 @@ def test_labels_of_one_group_are_left_out_and_said(caplog):
     assert "excludes 1 of 5 labels" in caplog.text
 
 
-def test_cells_to_learn_from_may_be_named():
+def test_label_probe_train_mask_or_rows_selects_training_cells():
     z, labels = blobs()
     train = np.arange(600) < 300
     wrong = np.where(train, labels, "w0")
@@ -120,8 +120,8 @@ def test_cells_to_learn_from_may_be_named():
     assert label_probe(z, wrong, train=train)["accuracy"] == pytest.approx((labels[300:] == "w0").mean(), abs=0.02)
 
 
-def test_no_cell_of_a_subset_is_learned_from_and_tested_on():
-    """Labels that can only be learned by heart: a cell that was drawn twice would be known."""
+def test_label_probe_max_cells_training_and_test_are_disjoint():
+    """Labels can only be memorised here, so a cell in both training and test would be predicted correctly."""
     rng = np.random.default_rng(0)
     z, labels = rng.normal(size=(600, 400)), rng.integers(2, size=600)
     assert label_probe(z, labels, max_cells=500)["accuracy"] < 0.6
@@ -150,12 +150,12 @@ BAD: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("names", "call"), BAD, ids=[names for names, _ in BAD])
-def test_bad_input_is_named(names, call):
+def test_label_probe_and_predict_labels_invalid_input_raises(names, call):
     with pytest.raises(ValueError, match=names):
         call()
 
 
-def test_macro_f1_is_scikit_learns():
+def test_macro_f1_is_equal_to_scikit_learn():
     rng = np.random.default_rng(0)
     for _ in range(20):
         truth, predicted = rng.integers(6, size=30), rng.integers(8, size=30)
@@ -163,8 +163,8 @@ def test_macro_f1_is_scikit_learns():
 
 
 @given(st.integers(0, 1000), st.integers(2, 60), st.integers(2, 6), st.sampled_from([1, 2, 50]))
-def test_the_area_is_scikit_learns(seed, n, n_labels, n_values):
-    """Scores that tie, labels that no cell has, and cells of no label."""
+def test_mean_auroc_is_equal_to_scikit_learn(seed, n, n_labels, n_values):
+    """Scores may tie, labels may have no cell, and cells may have no label."""
     rng = np.random.default_rng(seed)
     truth = rng.integers(-1, n_labels + 1, size=n)
     logits = rng.integers(n_values, size=(n, n_labels)) / 7
@@ -177,7 +177,7 @@ def test_the_area_is_scikit_learns(seed, n, n_labels, n_values):
     assert found == pytest.approx(np.mean(expected) if expected else np.nan, abs=1e-12, nan_ok=True)
 
 
-def test_batch_probe_reads_a_table_and_crosses_columns():
+def test_batch_probe_one_or_several_columns_scores_crossed_labels():
     z, wells = blobs()
     adata = AnnData(obs=pd.DataFrame({"well": wells, "plate": ["a", "b"] * 300}, index=[str(i) for i in range(600)]))
     adata.obsm["Z"] = z
@@ -195,7 +195,7 @@ def test_batch_probe_reads_a_table_and_crosses_columns():
     st.floats(0.05, 0.95),
     st.integers(0, 9),
 )
-def test_every_label_that_is_scored_is_learned_from_other_groups(cells, fraction, seed):
+def test_split_groups_test_labels_are_learned_from_other_groups(cells, fraction, seed):
     codes, groups = np.array(cells).T
     learned, test = split_groups(codes, groups, fraction, np.random.default_rng(seed))
     assert not set(groups[learned]) & set(groups[test])
@@ -205,7 +205,7 @@ def test_every_label_that_is_scored_is_learned_from_other_groups(cells, fraction
 
 
 @given(st.integers(2, 9), st.floats(0.05, 0.95), st.integers(0, 9))
-def test_groups_of_one_label_are_split_within_it(n_groups, fraction, seed):
+def test_split_groups_nested_groups_are_split_within_each_label(n_groups, fraction, seed):
     codes = np.repeat(np.arange(4), 3 * n_groups)
     groups = np.repeat(np.arange(4 * n_groups), 3)
     learned, test = split_groups(codes, groups, fraction, np.random.default_rng(seed))
@@ -214,15 +214,15 @@ def test_groups_of_one_label_are_split_within_it(n_groups, fraction, seed):
     assert [len(set(groups[learned & (codes == code)])) for code in range(4)] == [wanted] * 4
 
 
-def test_all_groups_are_drawn_alike():
+def test_split_groups_all_groups_are_equally_likely():
     codes, groups = np.repeat([0, 1], 8), np.arange(16) // 2
     rng = np.random.default_rng(0)
     learned = np.mean([split_groups(codes, groups, 0.5, rng)[0] for _ in range(400)], axis=0)
     np.testing.assert_allclose(learned, 0.5, atol=0.1)
 
 
-def arrayed(n_wells: int = 60, n_genes: int = 20, n_cells: int = 40, seed: int = 0) -> AnnData:
-    """Each well holds one gene; one embedding holds the well alone, the other the gene alone."""
+def make_arrayed_screen(n_wells: int = 60, n_genes: int = 20, n_cells: int = 40, seed: int = 0) -> AnnData:
+    """Make wells of one gene each, with an embedding that encodes only the well and one that encodes only the gene."""
     rng = np.random.default_rng(seed)
     well = np.repeat(np.arange(n_wells), n_cells)
     gene = well % n_genes
@@ -234,76 +234,76 @@ def arrayed(n_wells: int = 60, n_genes: int = 20, n_cells: int = 40, seed: int =
     return AnnData(obs=obs, obsm={"well": wells + noise[0], "gene": genes + noise[1]})
 
 
-def scores(adata: AnnData, key: str, group_key: str | None = "auto") -> dict[str, float]:
+def score_probe(adata: AnnData, key: str, group_key: str | None = "auto") -> dict[str, float]:
     groups = resolve_probe_groups(adata, "gene", "well", None, group_key)
     return label_probe(adata.obsm[key], adata.obs["gene"], groups=groups)
 
 
-def test_the_probe_of_the_perturbation_does_not_read_the_well():
-    adata = arrayed()
-    well = scores(adata, "well")
-    assert well["f1"] < 0.1 and scores(adata, "gene")["f1"] > 0.95
-    assert scores(adata, "well", None)["f1"] > 0.9
+def test_label_probe_arrayed_screen_does_not_read_the_well():
+    adata = make_arrayed_screen()
+    well = score_probe(adata, "well")
+    assert well["f1"] < 0.1 and score_probe(adata, "gene")["f1"] > 0.95
+    assert score_probe(adata, "well", None)["f1"] > 0.9
     frame = benchmark(adata, ["well"], y_key="gene", e_key="well", n_neighbors=10).set_index("metric")["value"]
-    assert frame["y_probe_f1"] == well["f1"] == scores(adata, "well", "well")["f1"] and frame["e_probe_f1"] > 0.9
+    assert frame["y_probe_f1"] == well["f1"] == score_probe(adata, "well", "well")["f1"] and frame["e_probe_f1"] > 0.9
 
 
-def test_where_the_probe_may_read_the_environment_it_is_said():
-    adata = arrayed(24, 24, 20)
+def test_resolve_probe_groups_confounded_design_warns():
+    adata = make_arrayed_screen(24, 24, 20)
     with pytest.warns(UserWarning, match="most environments hold one perturbation"):
-        scores(adata, "well")
+        score_probe(adata, "well")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        scores(adata, "well", None)
+        score_probe(adata, "well", None)
     adata.obs["well"] = (adata.obs["gene"].astype(int) // 6).astype(str)
     with pytest.warns(UserWarning, match="most perturbations lie in one environment only"):
-        scores(adata, "gene")
+        score_probe(adata, "gene")
 
 
-def pooled(n: int = 400) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def make_pooled_screen(n: int = 400) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     gene, e = rng.integers(5, size=n), rng.integers(6, size=n)
     return gene, e, 4 * gene + rng.integers(4, size=n)
 
 
-def test_guides_are_held_out_in_a_pooled_screen():
-    gene, e, guide = pooled()
+def test_choose_probe_groups_pooled_screen_returns_guides():
+    gene, e, guide = make_pooled_screen()
     groups, wrong = choose_probe_groups(gene, e, guide)
     assert wrong is None
     np.testing.assert_array_equal(groups, guide)
     assert choose_probe_groups(gene, e, None) == (None, None)
-    assert choose_probe_groups(gene, e, gene) == (None, None)  # one guide a gene
+    assert choose_probe_groups(gene, e, gene) == (None, None)  # one guide per gene
     assert choose_probe_groups(gene, None, None) == (None, None)
-    assert choose_probe_groups(gene, e, guide % 4) == (None, None)  # guides that are named alike for all genes
+    assert choose_probe_groups(gene, e, guide % 4) == (None, None)  # guide names that all genes share
 
 
-def test_wells_and_their_guides_are_held_out_together():
-    """Two guides a gene, each in two wells of its own."""
+def test_choose_probe_groups_arrayed_screen_returns_wells_and_guides():
+    """Each gene has two guides, and each guide has two wells of its own."""
     well = np.repeat(np.arange(16), 5)
     guide, gene = well // 2, well // 4
     groups, wrong = choose_probe_groups(gene, well, guide)
     assert groups is not None and wrong is None
     assert len(np.unique(groups)) == 8 and len(set(zip(groups, guide, strict=True))) == 8
-    # guides that share all wells of their gene cannot be held out: wells are
+    # guides that share all wells of their gene cannot be held out, so wells are held out
     mixed = np.tile(np.arange(5) % 2, 16) + 2 * gene
     np.testing.assert_array_equal(choose_probe_groups(gene, well, mixed)[0], well)
 
 
-def in_spread_alone(n: int = 1500, size: int = 6, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Two environments of the same mean, one with twice the spread."""
+def make_classes_by_variance(n: int = 1500, size: int = 6, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Make two classes of equal mean, one with twice the standard deviation."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(2, size=n)
     return rng.normal(size=(n, size)) * (1 + labels[:, None]), labels
 
 
-def in_products(n: int = 1500) -> tuple[np.ndarray, np.ndarray]:
+def make_classes_by_product(n: int = 1500) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     hidden = rng.normal(size=(n, 4))
     return hidden @ rng.normal(size=(4, 4)), (hidden[:, 0] * hidden[:, 1] > 0).astype(int)
 
 
-def in_islands(n: int = 2000) -> tuple[np.ndarray, np.ndarray]:
-    """A chessboard of directions."""
+def make_classes_by_angle(n: int = 2000) -> tuple[np.ndarray, np.ndarray]:
+    """Make two classes that alternate with the angle of the cell."""
     rng = np.random.default_rng(0)
     angle = rng.uniform(0, 2 * np.pi, n)
     z = rng.uniform(0.5, 3, (n, 1)) * np.stack([np.cos(angle), np.sin(angle)], axis=1)
@@ -312,16 +312,20 @@ def in_islands(n: int = 2000) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("cells", "kind", "least"),
-    [(in_spread_alone, "quadratic", 0.8), (in_products, "quadratic", 0.85), (in_islands, "neighbours", 0.85)],
+    [
+        (make_classes_by_variance, "quadratic", 0.8),
+        (make_classes_by_product, "quadratic", 0.85),
+        (make_classes_by_angle, "neighbours", 0.85),
+    ],
 )
-def test_what_no_plane_separates_is_read_by_other_probes(cells, kind, least):
+def test_label_probe_nonlinear_kind_separates_what_linear_does_not(cells, kind, least):
     z, labels = cells()
     assert label_probe(z, labels)["accuracy"] < 0.6
     assert label_probe(z, labels, kind=kind)["accuracy"] > least
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_all_probes_know_chance_and_certainty(kind):
+def test_label_probe_every_kind_reaches_chance_and_certainty(kind):
     rng = np.random.default_rng(0)
     labels = rng.integers(3, size=900)
     scores = label_probe(rng.normal(size=(900, 5)), labels, kind=kind)
@@ -333,16 +337,16 @@ def test_all_probes_know_chance_and_certainty(kind):
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_units_and_memory_maps_change_nothing(kind, tmp_path):
-    z, labels = in_spread_alone(400)
-    z[:, 0] = 0.5  # a component that says nothing
+def test_label_probe_units_and_memory_map_change_nothing(kind, tmp_path):
+    z, labels = make_classes_by_variance(400)
+    z[:, 0] = 0.5  # a constant component
     first = label_probe(z, labels, kind=kind)
     assert label_probe(64 * z, labels, kind=kind) == pytest.approx(first, abs=0.02)
     np.save(tmp_path / "z.npy", z)
     assert label_probe(np.load(tmp_path / "z.npy", mmap_mode="r"), labels, kind=kind) == first
 
 
-def test_probabilities_of_nearest_means_are_those_of_spheres():
+def test_nearest_mean_reader_matches_spherical_gaussians():
     rng = np.random.default_rng(0)
     labels, means = np.repeat([0, 1, 2], 4000), 20 + 3 * rng.normal(size=(3, 4))
     z = means[labels] + 3 * rng.normal(size=(12_000, 4))
@@ -351,8 +355,8 @@ def test_probabilities_of_nearest_means_are_those_of_spheres():
     np.testing.assert_allclose(found, softmax(-distance / (2 * 3**2), axis=1), atol=0.05)
 
 
-def test_nearest_means_of_labels_that_do_not_vary():
-    """Cells learned from are all at the mean of their label, and those of a point at one."""
+def test_nearest_mean_reader_constant_labels_or_point_is_finite():
+    """Training cells lie at the mean of their label, or all at a single point."""
     means, labels = np.array([[0.0, 0.1], [1.0, 0.1], [3.0, 0.1]]), np.repeat([0, 1, 2], 5)
     new = np.array([[0.4, 0.0], [2.2, 0.0]])
     one, two = (READERS["nearest_mean"](s * means[labels], labels, np.arange(15)).logits(s * new) for s in (1, 1e5))
@@ -362,25 +366,25 @@ def test_nearest_means_of_labels_that_do_not_vary():
     np.testing.assert_allclose(point, point[:, :1].repeat(3, axis=1), atol=1e-9)
 
 
-def votes_by_hand(z: np.ndarray, labels: np.ndarray, new: np.ndarray, n: int) -> np.ndarray:
+def naive_votes(z: np.ndarray, labels: np.ndarray, new: np.ndarray, n: int) -> np.ndarray:
     cosine = [[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in z] for a in new]
     nearest = [np.argsort(row)[::-1][:n] for row in cosine]
     return np.array([[np.mean(labels[near] == label) for label in range(labels.max() + 1)] for near in nearest])
 
 
-def test_votes_of_neighbours(monkeypatch):
+def test_neighbours_reader_votes_are_equal_to_naive(monkeypatch):
     rng = np.random.default_rng(0)
     z, labels, new = rng.normal(size=(60, 4)), rng.integers(3, size=60), rng.normal(size=(20, 4))
     reader = READERS["neighbours"](z, labels, np.arange(60))
-    expected = votes_by_hand(z, labels, new, 15)
+    expected = naive_votes(z, labels, new, 15)
     np.testing.assert_allclose(softmax(reader.logits(new), axis=1), expected, atol=2e-3)
     whole = reader.logits(new)
     monkeypatch.setattr(module, "_MAX_VALUES_IN_MEMORY", 130)
     np.testing.assert_array_equal(reader.logits(new), whole)
 
 
-def test_neighbours_that_are_equally_near_share_their_votes():
-    """Whatever their rows: ten of one label at the very place, then forty of two others at another."""
+def test_neighbours_reader_tied_cells_share_votes():
+    """Ten cells of one label are nearest, then forty cells of two other labels tie, in any order of rows."""
     z = np.repeat([[1.0, 0.0], [0.0, 1.0]], [10, 40], axis=0)
     labels = np.repeat([0, 1, 2], [10, 10, 30])
     for order in (np.arange(50), np.arange(50)[::-1]):
@@ -389,10 +393,10 @@ def test_neighbours_that_are_equally_near_share_their_votes():
         np.testing.assert_allclose(shares, [10 / 15, 1.25 / 15, 3.75 / 15], atol=2e-3)
 
 
-def groups(
+def make_classes(
     n: int, d: int, k: int, *, apart: float, correlated: bool, seed: int = 0, at: float = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As many cells of each class, float32 as embeddings are; components of very different scale."""
+    """Make equally large classes in float32; if ``correlated``, components have very different scales."""
     rng = np.random.default_rng(seed)
     codes = rng.permutation(np.arange(n) % k)
     x = rng.normal(size=(n, d)) + apart * rng.normal(size=(k, d))[codes]
@@ -400,7 +404,7 @@ def groups(
     return (x @ mix + at).astype(np.float32), codes
 
 
-def objective(x: np.ndarray, codes: np.ndarray, weight: np.ndarray, bias: np.ndarray, c: float) -> float:
+def compute_objective(x: np.ndarray, codes: np.ndarray, weight: np.ndarray, bias: np.ndarray, c: float) -> float:
     logits = x @ weight.T + bias
     logits -= logits.max(axis=1, keepdims=True)
     cross_entropy = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(x)), codes]
@@ -418,71 +422,73 @@ def objective(x: np.ndarray, codes: np.ndarray, weight: np.ndarray, bias: np.nda
     ],
 )
 @pytest.mark.parametrize("correlated", [False, True])
-def test_the_optimum_is_scikit_learns(n, d, k, apart, c, correlated):
-    """Many classes of few cells, more features than cells, and features of all kinds."""
-    x, codes = groups(n, d, k, apart=apart, correlated=correlated, at=50)
+def test_fit_logistic_optimum_is_equal_to_scikit_learn(n, d, k, apart, c, correlated):
+    """Cases include many classes of few cells and more features than cells."""
+    x, codes = make_classes(n, d, k, apart=apart, correlated=correlated, at=50)
     scaler = StandardScaler().fit(x.astype(np.float64))
     scaled = scaler.transform(x.astype(np.float64))
     theirs = LogisticRegression(C=c, max_iter=5000, tol=1e-7).fit(scaled, codes)
     ours = fit_logistic(x, codes, c=c)
-    best = objective(scaled, codes, theirs.coef_, theirs.intercept_, c)
-    assert objective(scaled, codes, ours.weight * scaler.scale_, ours.bias, c) == pytest.approx(best, rel=1e-5)
+    best = compute_objective(scaled, codes, theirs.coef_, theirs.intercept_, c)
+    assert compute_objective(scaled, codes, ours.weight * scaler.scale_, ours.bias, c) == pytest.approx(best, rel=1e-5)
     assert (ours.logits(x).argmax(axis=1) == theirs.predict(scaled)).mean() > 0.999
 
 
-def same(one: Logistic, other: Logistic, x: np.ndarray) -> None:
+def assert_equal_logits(one: Logistic, other: Logistic, x: np.ndarray) -> None:
     np.testing.assert_allclose(one.logits(x), other.logits(x), atol=1e-6, rtol=0)
 
 
 @given(seed=st.integers(0, 1000), k=st.integers(2, 12), correlated=st.booleans())
 @settings(max_examples=8)
-def test_order_and_size_of_blocks_and_threads_change_nothing(seed, k, correlated):
-    """Whatever the order of a sum: rows in another order, in blocks, on other threads."""
-    x, codes = groups(400, 8, k, apart=0.7, correlated=correlated, seed=seed, at=50)
+def test_fit_logistic_row_order_blocks_and_threads_change_nothing(seed, k, correlated):
+    """The order of summation (order of rows, blocks, threads) does not matter."""
+    x, codes = make_classes(400, 8, k, apart=0.7, correlated=correlated, seed=seed, at=50)
     expected = fit_logistic(x, codes)
     order = np.random.default_rng(seed).permutation(len(x))
-    same(fit_logistic(x[order], codes[order]), expected, x)
+    assert_equal_logits(fit_logistic(x[order], codes[order]), expected, x)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_LOGITS_PER_BLOCK", 0)
         patch.setattr(module, "_MIN_CELLS_PER_BLOCK", 37)
         patch.setattr(module, "_MAX_VALUES_IN_MEMORY", 1000)
-        same(fit_logistic(x, codes), expected, x)
+        assert_equal_logits(fit_logistic(x, codes), expected, x)
     for n_threads in (1, 2):
         with threadpool_limits(n_threads):
-            same(fit_logistic(x, codes), expected, x)
+            assert_equal_logits(fit_logistic(x, codes), expected, x)
 
 
-def test_rows_of_a_memory_map(tmp_path):
-    x, codes = groups(3000, 8, 5, apart=0.7, correlated=True)
+def test_fit_logistic_rows_of_memory_map_are_equal_to_array(tmp_path):
+    x, codes = make_classes(3000, 8, 5, apart=0.7, correlated=True)
     rows = np.arange(0, 3000, 2)
     np.save(tmp_path / "x.npy", x)
-    same(fit_logistic(np.load(tmp_path / "x.npy", mmap_mode="r"), codes, rows), fit_logistic(x[rows], codes[rows]), x)
+    assert_equal_logits(
+        fit_logistic(np.load(tmp_path / "x.npy", mmap_mode="r"), codes, rows), fit_logistic(x[rows], codes[rows]), x
+    )
 
 
-def test_what_has_not_converged_says_so():
-    x, codes = groups(300, 8, 5, apart=0.7, correlated=True)
+def test_fit_logistic_too_few_steps_warns():
+    x, codes = make_classes(300, 8, 5, apart=0.7, correlated=True)
     with pytest.warns(UserWarning, match="converged in 2 steps"):
         fit_logistic(x, codes, max_iter=2)
 
 
 @pytest.mark.parametrize("offset", [1e4, 1e6])
-def test_features_far_from_the_origin_keep_their_digits(offset):
-    x, codes = groups(3000, 8, 5, apart=0.7, correlated=True)
+def test_fit_logistic_large_offset_changes_nothing(offset):
+    x, codes = make_classes(3000, 8, 5, apart=0.7, correlated=True)
     x = x.astype(np.float64)
     far = fit_logistic(x + offset, codes).logits(x + offset)
     np.testing.assert_allclose(far, fit_logistic(x, codes).logits(x), atol=1e-4)
 
 
-def test_components_without_variance_are_no_trouble():
-    x, codes = groups(500, 8, 5, apart=0.7, correlated=True)
+def test_fit_logistic_constant_component_has_zero_weight():
+    x, codes = make_classes(500, 8, 5, apart=0.7, correlated=True)
     flat = np.hstack([x, np.ones((500, 1), np.float32)])
     ours = fit_logistic(flat, codes)
     np.testing.assert_allclose(ours.logits(flat), fit_logistic(x, codes).logits(x), atol=1e-6)
     assert not ours.weight[:, -1].any()
 
 
-def test_a_cell_far_outside_does_not_overflow():
-    """Where all the others need a large weight, its logits are beyond what exp can take."""
+def test_fit_logistic_outlier_does_not_overflow():
+    """The other cells need a large weight, with which the logits of the outlier exceed the range of exp."""
     x = np.random.default_rng(0).normal(size=(2000, 1))
     codes = (x[:, 0] > 0).astype(int)
     x[codes == 1] += 1
@@ -493,8 +499,8 @@ def test_a_cell_far_outside_does_not_overflow():
 
 
 @pytest.mark.parametrize("shape", [(200, 5), (6, 20)])
-def test_features_along_their_axes_have_that_variance_and_no_other(shape, monkeypatch):
-    """Of some rows, more or fewer than features; the last feature is another's double."""
+def test_principal_axes_of_rows_diagonalise_covariance(shape, monkeypatch):
+    """A subset of rows is used, more or fewer than features; the last feature is twice the first."""
     monkeypatch.setattr(module, "_MAX_VALUES_IN_MEMORY", 35)
     x = np.random.default_rng(0).normal(size=shape) * np.arange(1, shape[1] + 1) + 1e5
     x[:, -1] = 2 * x[:, 0]
@@ -511,7 +517,7 @@ def test_features_along_their_axes_have_that_variance_and_no_other(shape, monkey
 
 
 @pytest.mark.parametrize("shape", [(9, 4), (4, 9)])
-def test_a_point_has_one_axis_without_variance(shape):
+def test_principal_axes_point_returns_one_axis_without_variance(shape):
     found = principal_axes(np.ones(shape), np.arange(shape[0]))
     assert found.variance.tolist() == [0] and found.sd.tolist() == [1] * shape[1]
     assert np.isfinite(found.axes).all()

@@ -41,8 +41,8 @@ def unit_rows(x: np.ndarray, dtype: str) -> np.ndarray:
     return (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-9)).astype(dtype)
 
 
-def cosines(seed: int, dtype: str) -> tuple[np.ndarray, int]:
-    """Of each pair, some of profiles that repeat or are zero; rounding makes some larger than 1."""
+def make_cosines(seed: int, dtype: str) -> tuple[np.ndarray, int]:
+    """Make cosines of all pairs of profiles that may repeat or be zero; rounding makes some larger than 1."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 40))
     n_kinds = int(rng.integers(1, n + 1))
@@ -53,8 +53,8 @@ def cosines(seed: int, dtype: str) -> tuple[np.ndarray, int]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @given(seed=st.integers(0, 100_000), square=st.booleans())
-def test_percentiles_are_those_of_the_whole_matrix_to_the_last_bit(dtype, seed, square):
-    ordered, n = cosines(seed, dtype)
+def test_cumulative_weight_percentiles_are_equal_to_naive(dtype, seed, square):
+    ordered, n = make_cosines(seed, dtype)
     n_genes = n if square else None
     np.testing.assert_array_equal(cumulative_weight(ordered, GRID, n_genes), naive.limits(ordered, GRID, n_genes))
     once = np.arange(len(ordered) + 1.0)
@@ -65,8 +65,8 @@ def test_percentiles_are_those_of_the_whole_matrix_to_the_last_bit(dtype, seed, 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @given(seed=st.integers(0, 100_000), exact=st.booleans())
-def test_counts_are_those_of_a_comparison_in_double_precision(dtype, seed, exact):
-    ordered, _ = cosines(seed, dtype)
+def test_weight_outside_counts_are_equal_to_double_precision(dtype, seed, exact):
+    ordered, _ = make_cosines(seed, dtype)
     rng = np.random.default_rng(seed)
     lower, upper = np.sort(rng.choice(ordered, (2, 20)).astype(np.float64), axis=0)
     if not exact:
@@ -78,22 +78,22 @@ def test_counts_are_those_of_a_comparison_in_double_precision(dtype, seed, exact
     np.testing.assert_array_equal(weight_outside(ordered, lower, upper, before=before), outside @ weight)
 
 
-def partners(pairs: list[tuple[int, int]], n: int) -> sparse.csr_array:
+def make_relation_matrix(pairs: list[tuple[int, int]], n: int) -> sparse.csr_array:
     one, two = np.array(pairs).T
     square = np.zeros((n, n), dtype=bool)
     square[one, two] = square[two, one] = True
     return sparse.csr_array(square)
 
 
-def test_complexes_are_blocks_and_hubs_take_their_partners():
-    sets = partners([(0, 1), (0, 2), (1, 2), (3, 4)], 6)
+def test_divide_into_blocks_sets_and_hubs_return_expected():
+    sets = make_relation_matrix([(0, 1), (0, 2), (1, 2), (3, 4)], 6)
     assert divide_into_blocks(sets).tolist() == [0, 0, 0, 1, 1, 2]
-    # 4 has the most partners; of 0, 1 and 2 that are left, 1 has two
-    chain = partners([(4, 3), (4, 5), (4, 6), (0, 1), (1, 2), (2, 3)], 7)
+    # gene 4 has the most partners; of the remaining genes 0, 1 and 2, gene 1 has the most
+    chain = make_relation_matrix([(4, 3), (4, 5), (4, 6), (0, 1), (1, 2), (2, 3)], 7)
     assert divide_into_blocks(chain).tolist() == [1, 1, 1, 0, 0, 0, 0]
 
 
-def a_map(seed: int, ties: bool = False, dtype: Any = np.float64) -> Relations:
+def make_relations(seed: int, ties: bool = False, dtype: Any = np.float64) -> Relations:
     rng = np.random.default_rng(seed)
     x = rng.integers(-1, 2, (18, 3)) if ties else rng.normal(size=(18, 3))
     genes = [f"G{i}" for i in range(18)]
@@ -103,23 +103,23 @@ def a_map(seed: int, ties: bool = False, dtype: Any = np.float64) -> Relations:
     )
 
 
-def resampled(relations: Relations, tail: float = 0.05) -> tuple[Resampled, np.ndarray]:
+def make_resampled(relations: Relations, tail: float = 0.05) -> tuple[Resampled, np.ndarray]:
     blocks = divide_into_blocks(relations.known)
     return Resampled(*relations.pairs(), blocks, tail=tail, percentiles=PERCENTILES), blocks
 
 
 @given(st.integers(0, 1_000), st.booleans(), st.sampled_from([np.float32, np.float64]))
-def test_each_block_once_gives_the_scores_themselves(seed, ties, dtype):
-    relations = a_map(seed, ties, dtype)
-    pairs, blocks = resampled(relations)
+def test_resampled_score_each_block_once_is_equal_to_score(seed, ties, dtype):
+    relations = make_relations(seed, ties, dtype)
+    pairs, blocks = make_resampled(relations)
     once = np.ones(blocks.max() + 1)
     assert pairs.score(once, "average_precision") == pytest.approx(relationship_average_precision(relations))
     assert pairs.score(once, "recall") == pytest.approx(relationship_recall(relations))
     assert pairs.score(once, "area") == pytest.approx(relationship_area(relationship_curve(relations)))
 
 
-def test_pairs_are_added_in_parts_as_at_once(monkeypatch):
-    pairs, blocks = resampled(a_map(3), 0.1)
+def test_resampled_score_small_blocks_are_equal_to_whole(monkeypatch):
+    pairs, blocks = make_resampled(make_relations(3), 0.1)
     drawn = np.random.default_rng(0).integers(0, 3, blocks.max() + 1).astype(float)
     whole = [pairs.score(drawn, score, 1.2) for score in get_args(ScoreName)]
     monkeypatch.setattr(module, "_PAIRS_PER_BLOCK", 7)
@@ -127,10 +127,10 @@ def test_pairs_are_added_in_parts_as_at_once(monkeypatch):
 
 
 @given(st.integers(0, 1_000))
-def test_weights_are_copies_of_blocks(seed):
-    """Average precision as a loop over pairs of drawn blocks."""
-    relations = a_map(seed)
-    pairs, blocks = resampled(relations)
+def test_resampled_score_drawn_blocks_is_equal_to_naive(seed):
+    """The average precision is equal to that of a loop over all pairs of the drawn blocks."""
+    relations = make_relations(seed)
+    pairs, blocks = make_resampled(relations)
     square, related = relations.unit @ relations.unit.T, relations.known.toarray()
     n = blocks.max() + 1
     drawn = np.random.default_rng(seed).integers(n, size=n)
@@ -148,7 +148,7 @@ def test_weights_are_copies_of_blocks(seed):
         assert np.isnan(ours)
 
 
-def test_few_blocks_ask_for_more_of_the_tails():
+def test_bootstrap_interval_few_blocks_is_wider():
     values = np.arange(1_001.0)
     few, many = bootstrap_interval(values, 0.95, 5), bootstrap_interval(values, 0.95, 1e6)
     assert many == pytest.approx((25, 975), abs=0.1)
@@ -159,22 +159,22 @@ def test_few_blocks_ask_for_more_of_the_tails():
     )
 
 
-def test_the_p_value_is_the_level_of_the_interval_that_ends_at_zero():
+def test_bootstrap_p_value_is_level_of_interval_that_ends_at_zero():
     values = np.arange(1_001.0) - 40
     p = bootstrap_p_value(values, 12)
     assert bootstrap_interval(values, 1 - p, 12)[0] == pytest.approx(0, abs=2)
     assert bootstrap_p_value(values, 3) > p and bootstrap_p_value(values - 460, 12) == 1
 
 
-def unit(n: int, seed: int) -> np.ndarray:
+def make_unit_rows(n: int, seed: int) -> np.ndarray:
     return unit_rows(np.random.default_rng(seed).normal(size=(n, 3)), "float64")
 
 
 @pytest.mark.parametrize("width", [7, 2_048])
-def test_p_values_of_sets_are_those_of_all_sets(monkeypatch, width):
-    """Of seven genes, every set of two, three and seven is known."""
+def test_sequential_p_values_few_genes_are_equal_to_enumeration(monkeypatch, width):
+    """With seven genes, all sets of two, three and seven genes can be enumerated."""
     monkeypatch.setattr(module, "_MAX_ORDERS", width)
-    x, n = unit(7, 0), 4_000
+    x, n = make_unit_rows(7, 0), 4_000
     given = [np.array(rows) for size in (2, 3, 7) for rows in list(combinations(range(7), size))[::4]]
     observed = np.array([mean_cosine(x[rows]) for rows in given])
     sizes = np.array([len(rows) for rows in given])
@@ -185,22 +185,22 @@ def test_p_values_of_sets_are_those_of_all_sets(monkeypatch, width):
         assert ours == pytest.approx(exact, abs=4.5 * np.sqrt(exact * (1 - exact) / n) + 1 / n)
 
 
-def test_mean_cosine_is_that_of_all_pairs():
-    x = unit(5, 1)
+def test_mean_cosine_is_equal_to_mean_of_all_pairs():
+    x = make_unit_rows(5, 1)
     assert mean_cosine(x) == pytest.approx((x @ x.T)[np.triu_indices(5, k=1)].mean())
 
 
-def test_what_is_common_is_counted_no_longer_than_needed(monkeypatch):
-    """Three sets: one that each random set reaches, one that one in four does, and one that none does."""
+def test_sequential_p_values_common_scores_stop_early(monkeypatch):
+    """The scores of the three sets are reached by each random set, by one in four, and by none."""
     rounds = []
     real = module._count_sets_as_similar
 
-    def counted(unit, sizes, observed, n, rng):
+    def count_and_record(unit, sizes, observed, n, rng):
         rounds.append((n, len(sizes)))
         return real(unit, sizes, observed, n, rng)
 
-    monkeypatch.setattr(module, "_count_sets_as_similar", counted)
-    x = unit(40, 2)
+    monkeypatch.setattr(module, "_count_sets_as_similar", count_and_record)
+    x = make_unit_rows(40, 2)
     observed = np.array([-1.0, np.quantile((x @ x.T)[np.triu_indices(40, k=1)], 0.75), 2.0])
     p = sequential_p_values(x, np.array([2, 2, 2]), observed, 8, 400, np.random.default_rng(0))
     assert [n for n, _ in rounds] == [8, 8, 16, 32, 64, 128, 144]
@@ -209,7 +209,7 @@ def test_what_is_common_is_counted_no_longer_than_needed(monkeypatch):
 
 
 @given(seed=st.integers(0, 1000))
-def test_permuted_labels_stay_in_their_groups(seed):
+def test_permute_within_groups_labels_stay_in_their_groups(seed):
     rng = np.random.default_rng(seed)
     e, labels = rng.integers(3, size=20), rng.integers(4, size=20)
     for permuted in permute_within_groups(labels, e, 5, rng):
@@ -218,6 +218,6 @@ def test_permuted_labels_stay_in_their_groups(seed):
             assert sorted(permuted[of]) == sorted(labels[of])
 
 
-def test_all_orders_are_as_likely():
+def test_permute_within_groups_all_orders_are_equally_likely():
     permuted = permute_within_groups(np.arange(3), np.zeros(3, dtype=int), 6_000, np.random.default_rng(0))
     assert (np.abs(np.unique(permuted, axis=0, return_counts=True)[1] - 1000) < 150).all()

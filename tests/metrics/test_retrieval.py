@@ -23,7 +23,7 @@ HOW: dict[str, Any] = {"label_key": "moa", "y_key": "y", "control": "DMSO", "n_p
 
 
 def make_profiles(seed: int = 0, n_wells: int = 3, signal: float = 0.0) -> AnnData:
-    """Eight perturbations of a few mechanisms, some with two, one unknown; and controls."""
+    """Make controls and eight perturbations with no, one or two mechanisms each."""
     rng = np.random.default_rng(seed)
     names = [f"p{i}" for i in range(len(LABELS))] + ["DMSO"]
     mechanism = pd.Series([*LABELS, "vehicle"], index=names)
@@ -36,7 +36,7 @@ def make_profiles(seed: int = 0, n_wells: int = 3, signal: float = 0.0) -> AnnDa
 
 
 @given(st.integers(0, 200))
-def test_scores_of_labels_are_those_of_loops(seed):
+def test_retrieval_random_profiles_are_equal_to_naive(seed):
     wells = make_profiles(seed)
     consensus = pd.DataFrame(wells.obsm["Z"]).groupby(wells.obs["y"].to_numpy()).mean().drop("DMSO")
     labels = [{part.strip() for part in (label or "").split("|")} - {""} for label in LABELS]
@@ -44,11 +44,11 @@ def test_scores_of_labels_are_those_of_loops(seed):
     found = retrieval(wells, "Z", **HOW)
     assert found.table.index.to_list() == [f"p{i}" for i in expected]
     np.testing.assert_allclose(found.table["average_precision"], list(expected.values()), rtol=1e-12)
-    assert found.left_out == ("p5", "p6", "p7")  # without a label, and without a partner
+    assert found.left_out == ("p5", "p6", "p7")  # p5 and p6 have no label, p7 has no partner
 
 
 @pytest.mark.parametrize("separator", ["|", ";"])
-def test_numbers_by_hand(separator):
+def test_retrieval_separator_returns_known_counts(separator):
     wells = make_profiles()
     wells.obs["moa"] = wells.obs["moa"].str.replace("|", separator)
     found = retrieval(wells, "Z", **HOW, separator=separator)
@@ -57,16 +57,18 @@ def test_numbers_by_hand(separator):
     assert set(found.table["n_queries"]) == {1}
 
 
-def test_perturbations_that_a_label_links_are_one_unit():
+def test_retrieval_perturbations_linked_by_labels_are_one_unit():
     found = retrieval(make_profiles(), "Z", **HOW)
     units = pd.Series(found.units, index=found.table.index)
-    assert units[["p0", "p1", "p4"]].nunique() == 1 and len(units) == 5  # of a kinase, and what shares its labels
+    assert (
+        units[["p0", "p1", "p4"]].nunique() == 1 and len(units) == 5
+    )  # kinase inhibitors, and perturbations that share a label with them
     apart = AnnData(obs=pd.DataFrame({"moa": [*"aabbb", "", "c"]}, index=[*"tuvwxyz"]), obsm={"Z": np.eye(7)})
     units = retrieval(apart, "Z", label_key="moa", n_permutations=10).units
     assert units is not None and pd.factorize(units)[0].tolist() == [0, 0, 1, 1, 1]
 
 
-def test_mechanisms_that_are_there_are_found():
+def test_retrieval_strong_signal_is_found_and_point_is_at_chance():
     found = retrieval(make_profiles(signal=50), "Z", **HOW)
     assert found.mean_average_precision > 0.85 > 0.7 > found.chance
     assert repr(found).startswith("Retrieval of 5 perturbations: average precision 0.")
@@ -76,7 +78,7 @@ def test_mechanisms_that_are_there_are_found():
     np.testing.assert_allclose(point["average_precision"], point["chance"], rtol=1e-12)
 
 
-def test_queries_are_perturbations_with_such_a_row():
+def test_retrieval_queries_select_perturbations_of_their_rows():
     wells = make_profiles()
     everyone = retrieval(wells, "Z", **HOW).table
     found = retrieval(wells, "Z", **HOW, queries=[0, 6])
@@ -84,8 +86,8 @@ def test_queries_are_perturbations_with_such_a_row():
     assert found.left_out == ("p6",)
 
 
-def test_rows_are_profiles_unless_perturbations_are_named():
-    """Be it that two have one name, of plates that were put together."""
+def test_retrieval_without_y_key_rows_are_profiles():
+    """This also holds if names of rows repeat, as in concatenated plates."""
     wells = make_profiles(n_wells=1)
     by_name = retrieval(wells, "Z", **HOW)
     rows = wells[:-1].copy()
@@ -97,19 +99,19 @@ def test_rows_are_profiles_unless_perturbations_are_named():
 
 
 @pytest.mark.parametrize("control", [0, [0], "0", np.int64(0)])
-def test_a_control_may_be_a_number(control):
+def test_retrieval_numeric_control_is_equal_to_text(control):
     wells = make_profiles()
     expected = retrieval(wells, "Z", **HOW).table
     wells.obs["y"] = wells.obs["y"].map({"DMSO": 0} | {f"p{i}": i + 1 for i in range(9)}).astype(int)
     np.testing.assert_array_equal(retrieval(wells, "Z", **HOW | {"control": control}).table, expected)
 
 
-def test_rows_of_a_perturbation_may_name_different_labels():
+def test_retrieval_rows_with_different_labels_are_united():
     wells = make_profiles()
     wells.obs["moa"] = wells.obs["moa"].astype("category")
     first = wells.obs["y"].duplicated().to_numpy()
     wells.obs.loc[first & (wells.obs["y"] == "p1").to_numpy(), "moa"] = "GPCR"
-    assert retrieval(wells, "Z", **HOW).table.loc["p1", "n_positives"] == 3  # all that it is called on any row
+    assert retrieval(wells, "Z", **HOW).table.loc["p1", "n_positives"] == 3  # the labels of all its rows
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_rows_of_a_perturbation_may_name_different_labels():
         ({"y_key": None}, ValueError, "y_key"),
     ],
 )
-def test_labels_that_nothing_can_be_found_by(how, error, named):
+def test_retrieval_invalid_arguments_raise(how, error, named):
     wells = make_profiles()
     wells.obs["one"] = "all the same"
     with pytest.raises(error, match=named):
@@ -135,7 +137,7 @@ KEYS: dict[str, Any] = {"y_key": "y", "e_key": "e", "control": "DMSO", "n_permut
 
 
 def make_wells(n_plates: int = 3, seed: int = 0, signal: float = 1.0, position: float = 0.0) -> AnnData:
-    """Plates of one layout: six controls, four compounds, the last one at two positions."""
+    """Make plates of one layout: six controls and four compounds, the last one at two positions."""
     rng = np.random.default_rng(seed)
     layout = ["DMSO"] * 6 + ["a", "b", "c", "d", "d"]
     obs = pd.DataFrame(
@@ -150,7 +152,7 @@ def make_wells(n_plates: int = 3, seed: int = 0, signal: float = 1.0, position: 
 
 
 @given(st.integers(0, 100), st.integers(2, 4))
-def test_scores_of_replicates_are_those_of_loops(seed, n_plates):
+def test_replicate_retrieval_random_wells_are_equal_to_naive(seed, n_plates):
     wells = make_wells(n_plates, seed)
     rng = np.random.default_rng(seed)
     keep = np.sort(rng.permutation(wells.n_obs)[: wells.n_obs - 6])
@@ -177,7 +179,7 @@ def test_scores_of_replicates_are_those_of_loops(seed, n_plates):
 @pytest.mark.parametrize("control", [None, "DMSO"])
 @pytest.mark.parametrize("n", [30, 90])
 def test_replicate_retrieval_against_perturbations_equals_loops(n, control, seed):
-    """Layouts in batches of their own: which environments negatives come from makes a difference."""
+    """Batches have different layouts, so scores depend on which environments negatives come from."""
     rng = np.random.default_rng(seed)
     y = rng.choice(["DMSO", "a", "b", "c", "d", "f"], size=n)
     e = np.where(np.isin(y, ["a", "b"]), rng.integers(0, 3, n), rng.integers(2, 6, n)).astype(str)
@@ -195,20 +197,20 @@ def test_replicate_retrieval_against_perturbations_equals_loops(n, control, seed
     np.testing.assert_allclose(found.table["average_precision"], list(scores.values()), rtol=1e-12)
 
 
-def test_replicate_retrieval_against_perturbations_penalises_what_keeps_the_environment():
+def test_replicate_retrieval_against_perturbations_plate_effect_is_worse():
     wells = make_wells(4, signal=1)
     kept = wells.obsm["Z"] + 9 * np.random.default_rng(0).normal(size=(4, 8))[pd.factorize(wells.obs["e"])[0]]
     one, two = (replicate_retrieval(wells, z, **KEYS, against="perturbations") for z in (wells.obsm["Z"], kept))
     assert two.mean_average_precision < one.mean_average_precision - 0.1
 
 
-def test_replicate_retrieval_without_controls_needs_perturbations_to_rank_against():
+def test_replicate_retrieval_control_none_raises():
     with pytest.raises(ValueError, match="against='perturbations'"):
         replicate_retrieval(make_wells(), "Z", **(KEYS | {"control": None}))
 
 
 @given(st.integers(0, 100), st.floats(0.01, 100))
-def test_neither_order_of_rows_nor_length_of_vectors_matters(seed, factor):
+def test_replicate_retrieval_row_order_and_length_change_nothing(seed, factor):
     wells = make_wells(seed=seed)
     rng = np.random.default_rng(seed)
     shuffled = wells[rng.permutation(wells.n_obs)].copy()
@@ -220,8 +222,8 @@ def test_neither_order_of_rows_nor_length_of_vectors_matters(seed, factor):
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1])
-def test_a_point_scores_chance(value):
-    """However rows are sorted: here by environment, and within it controls first."""
+def test_replicate_retrieval_point_is_at_chance(value):
+    """The order of rows does not matter; here they are sorted by environment, controls first."""
     wells = make_wells()
     found = replicate_retrieval(wells, np.full((wells.n_obs, 7), value, dtype=np.float32), **KEYS, position_key="well")
     for table in (found.table, found.floor_table, found.cross_position_table):
@@ -229,7 +231,7 @@ def test_a_point_scores_chance(value):
     assert found.n_called == 0 and 0.1 < found.chance < 0.4
 
 
-def test_position_alone_makes_a_score_and_a_floor():
+def test_replicate_retrieval_position_effect_raises_score_and_floor():
     how = KEYS | {"position_key": "well", "n_permutations": 1_000}
     found = replicate_retrieval(make_wells(5, signal=0, position=5), "Z", **how)
     assert found.mean_average_precision > 0.7 and found.floor > 0.9
@@ -239,12 +241,12 @@ def test_position_alone_makes_a_score_and_a_floor():
     assert signal.floor_corrected > 0.9 and signal.n_called == 4
 
 
-def test_batches_of_other_layouts_tell_nothing():
-    """Nothing was done to any well: wells of a batch are alike by what it adds, and so are its controls."""
+def test_replicate_retrieval_batch_effect_alone_is_at_chance():
+    """No well has an effect of its own: wells and controls of a batch are similar through the batch effect only."""
     rng = np.random.default_rng(0)
     rows = []
     for plate in range(20):
-        # each compound at two positions, by turns
+        # each compound alternates between two positions
         rows += [(f"k{i} of {plate // 4}", f"plate {plate}", f"P{i + 20 * (plate % 2)}") for i in range(20)]
         rows += [("DMSO", f"plate {plate}", f"C{i}") for i in range(6)]
     obs = pd.DataFrame(rows, columns=["y", "e", "well"], index=[str(i) for i in range(len(rows))])
@@ -257,8 +259,8 @@ def test_batches_of_other_layouts_tell_nothing():
     assert set(found.table["n_negatives"]) == {3 * 6}
 
 
-def test_what_a_query_ranks():
-    """Numbers by hand: three plates of six controls, and of compounds one well each, or two."""
+def test_replicate_retrieval_plates_return_known_counts():
+    """Counts by hand, for three plates with six controls and one or two wells per compound."""
     found = replicate_retrieval(make_wells(), "Z", **KEYS, position_key="well")
     assert found.table["n_positives"].to_dict() == {"a": 2, "b": 2, "c": 2, "d": 4}
     assert set(found.table["n_negatives"]) == {12} and found.table["n_queries"].to_list() == [3, 3, 3, 6]
@@ -268,8 +270,8 @@ def test_what_a_query_ranks():
     assert len(found.cross_position_table) == 1 and (across["n_positives"], across["n_negatives"]) == (2, 9)
 
 
-def test_queries_and_gallery():
-    """Who is scored, and among whom: a mask or rows for the one, a part of the table for the other."""
+def test_replicate_retrieval_queries_and_subset_of_rows_are_used():
+    """A mask or row numbers select the scored rows; a subset of the table limits the rows they are ranked among."""
     wells = make_wells(4)
     unseen = wells.obs["y"].isin(["b", "d"]).to_numpy()
     found = replicate_retrieval(wells, "Z", **KEYS, queries=unseen)
@@ -284,7 +286,7 @@ def test_queries_and_gallery():
     assert set(on_one.table.loc[["a", "b", "c"], "n_queries"]) == {1} == set(on_one.floor_table["n_queries"])
 
 
-def test_perturbations_in_one_environment_are_left_out_and_named():
+def test_replicate_retrieval_perturbation_on_one_plate_is_left_out():
     wells = make_wells()
     wells = wells[~((wells.obs["y"] == "c") & (wells.obs["e"] != "plate 1"))].copy()
     found = replicate_retrieval(wells, "Z", **KEYS)
@@ -292,7 +294,7 @@ def test_perturbations_in_one_environment_are_left_out_and_named():
     assert np.isnan([found.floor, found.floor_corrected, found.cross_position, found.cross_position_chance]).all()
 
 
-def test_several_controls_and_crossed_columns():
+def test_replicate_retrieval_several_controls_and_columns_are_crossed():
     wells = make_wells()
     one = replicate_retrieval(wells, "Z", **KEYS, position_key="well")
     wells.obs["y"] = np.where(np.arange(wells.n_obs) % 11 < 3, "empty", wells.obs["y"])
@@ -303,7 +305,7 @@ def test_several_controls_and_crossed_columns():
 
 
 @pytest.mark.parametrize("of_others", [False, True], ids=["all controls alone", "some controls"])
-def test_negatives_that_were_fitted_on_are_warned_of(of_others):
+def test_replicate_retrieval_trained_on_negatives_warns(of_others):
     wells = make_wells()
     y = wells.obs["y"].to_numpy()
     fitted = (y == "a") | ((y == "DMSO") & (np.arange(33) < 11)) if of_others else y == "DMSO"
@@ -311,16 +313,16 @@ def test_negatives_that_were_fitted_on_are_warned_of(of_others):
         replicate_retrieval(wells, "Z", **KEYS, trained_on=fitted, queries=y != "a")
 
 
-def test_an_encoder_that_was_trained_on_all_controls_is_no_transform():
-    """Held-out perturbations are scored against controls that are kept in the training, as the split advises."""
+def test_replicate_retrieval_held_out_queries_no_warning():
+    """Held-out perturbations are scored against controls used in training, as the split recommends."""
     wells = make_wells()
     trained = wells.obs["y"].isin(["DMSO", "a", "b"]).to_numpy()
     found = replicate_retrieval(wells, "Z", **KEYS, trained_on=trained, queries=~trained)
     assert found.table.index.tolist() == ["c", "d"]
 
 
-def test_perturbations_that_were_trained_on_are_warned_of():
-    """Of them an embedding finds replicates that mean nothing, and no q value shows it."""
+def test_replicate_retrieval_trained_on_queries_warns():
+    """Replicates of training perturbations are retrieved even without an effect, which q values do not reveal."""
     wells = make_wells()
     rows = np.flatnonzero(wells.obs["y"] == "b")[:1]
     with pytest.warns(UserWarning, match=r"trained on 1 of 4 perturbations that are scored \(b\)") as told:
@@ -331,7 +333,7 @@ def test_perturbations_that_were_trained_on_are_warned_of():
     assert "b" not in found.table.index
 
 
-def test_the_result_speaks():
+def test_replicate_retrieval_repr_and_scores_return_summary():
     found = replicate_retrieval(make_wells(5, signal=5), "Z", **KEYS, position_key="well")
     first, floor, corrected, across = repr(found).splitlines()
     assert "4 perturbations" in first and "6 positions" in floor
@@ -361,7 +363,7 @@ def test_the_result_speaks():
         ({"n_permutations": 0}, ValueError, "n_permutations=0"),
     ],
 )
-def test_replicates_that_cannot_be_looked_for(how, error, named):
+def test_replicate_retrieval_invalid_arguments_raise(how, error, named):
     wells = make_wells()
     wells.obs["one"] = "plate"
     with pytest.raises(error, match=named):
@@ -383,8 +385,8 @@ def cpjump() -> AnnData:
 COMPOUNDS: dict[str, Any] = {"y_key": "Metadata_broad_sample", "e_key": "Metadata_Plate", "control": "DMSO"}
 
 
-def test_known_answers_of_real_wells(cpjump):
-    """Computed elsewhere, by other code: of features as they are, and standardised by the controls of each plate."""
+def test_replicate_retrieval_real_wells_are_equal_to_known(cpjump):
+    """Known values come from independent code: raw features, and features standardised by each plate's controls."""
     plates = cpjump.obs["Metadata_Plate"].to_numpy()
     controls = (cpjump.obs["Metadata_broad_sample"] == "DMSO").to_numpy()
     scaled = standardize_by_environment(cpjump.X, plates, controls=controls)
@@ -394,8 +396,8 @@ def test_known_answers_of_real_wells(cpjump):
         assert len(found.table) == 306 and not found.left_out
 
 
-def test_the_floor_of_real_wells(cpjump):
-    """Controls of a position find each other far above chance, from raw features."""
+def test_replicate_retrieval_real_wells_floor_is_above_chance(cpjump):
+    """With raw features, controls at the same position retrieve each other far above chance."""
     found = replicate_retrieval(cpjump, cpjump.X, **COMPOUNDS, position_key="Metadata_Well", n_permutations=100)
     assert len(found.floor_table) == 64
     assert 0.2 < found.floor < 0.32 and found.floor_table["chance"].mean() < 0.06
@@ -403,7 +405,7 @@ def test_the_floor_of_real_wells(cpjump):
     assert found.cross_position_chance < 0.01
 
 
-def test_the_same_as_a_peer_of_replicates(cpjump):
+def test_replicate_retrieval_real_wells_are_equal_to_copairs(cpjump):
     copairs = pytest.importorskip("copairs.map")
     meta = cpjump.obs.astype(str).assign(is_control=cpjump.obs["Metadata_broad_sample"] == "DMSO")
     with warnings.catch_warnings():

@@ -11,24 +11,24 @@ from reference import anova
 from scbd.metrics import variance_table
 
 
-def table(x: np.ndarray, **columns) -> AnnData:
+def make_table(x: np.ndarray, **columns) -> AnnData:
     obs = pd.DataFrame({name: np.asarray(values) for name, values in columns.items()})
     return AnnData(obs=obs.set_index(obs.index.astype(str)), obsm={"Z": x})
 
 
-def found(x: np.ndarray, factors=None, **columns) -> pd.DataFrame:
-    return variance_table(table(x, **columns), ["Z"], factors or list(columns)).set_index("factor")
+def compute_shares(x: np.ndarray, factors=None, **columns) -> pd.DataFrame:
+    return variance_table(make_table(x, **columns), ["Z"], factors or list(columns)).set_index("factor")
 
 
 @given(seed=st.integers(0, 1000), n=st.integers(8, 40), offset=st.sampled_from([0.0, 1e3]))
-def test_shares_equal_loops_and_least_squares(seed, n, offset):
-    """Factors go together, some determine others, and labels may be as many as cells."""
+def test_variance_table_random_factors_are_equal_to_naive(seed, n, offset):
+    """Factors are correlated or nested, and labels may be nearly as many as cells."""
     rng = np.random.default_rng(seed)
     y, e = rng.integers(rng.integers(1, n), size=n).astype(str), rng.integers(3, size=n).astype(str)
-    well = np.char.add(e, rng.integers(2, size=n).astype(str))  # of one environment
+    well = np.char.add(e, rng.integers(2, size=n).astype(str))  # each well is in one environment
     count = rng.normal(size=n) + e.astype(int)
     x = rng.normal(size=(n, 3)) * [1, 2, 5] + offset + e.astype(int)[:, None]
-    shares = found(x, y=y, e=e, well=well, count=count)
+    shares = compute_shares(x, y=y, e=e, well=well, count=count)
     columns = {name: anova.dummies(labels) for name, labels in {"y": y, "e": e, "well": well}.items()}
     z = (count - count.mean()) / count.std()
     columns["count"] = np.stack([z, z**2], axis=1)
@@ -43,56 +43,58 @@ def test_shares_equal_loops_and_least_squares(seed, n, offset):
     assert shares["kind"].to_list() == ["labels"] * 3 + ["numbers"]
 
 
-def test_independent_factors_add_up_and_those_that_go_together_do_not():
+def test_variance_table_only_independent_factors_add_up():
     rng = np.random.default_rng(0)
     y, e = np.divmod(np.arange(600) % 12, 4)
     x = 2 * rng.normal(size=(3, 5))[y] + rng.normal(size=(4, 5))[e] + 0.1 * rng.normal(size=(600, 5))
     names = {"y": y.astype(str), "e": e.astype(str)}
-    shares = found(x, **names)
+    shares = compute_shares(x, **names)
     assert shares["share"].sum() == pytest.approx(1, abs=0.02)
     np.testing.assert_allclose(shares["share"], shares["alone"], atol=1e-12)
-    both = found(x, **names, again=names["e"])
+    both = compute_shares(x, **names, again=names["e"])
     assert both.loc["e", "share"] == both.loc["again", "share"] == pytest.approx(shares.loc["e", "share"])
     assert both.loc["e", "alone"] < 1e-12 and both.loc["y", "alone"] == pytest.approx(shares.loc["y", "alone"])
 
 
-def test_what_is_permuted_is_at_chance():
+def test_variance_table_unrelated_factors_are_at_chance():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(400, 100)), rng.integers(80, size=400).astype(str)
     row, column = rng.integers(16, size=400), rng.integers(24, size=400)
-    shares = found(x, {"y": "y", "place": ["row", "column"]}, y=y, row=row, column=column)
+    shares = compute_shares(x, {"y": "y", "place": ["row", "column"]}, y=y, row=row, column=column)
     assert shares["chance"].to_list() == [(len(set(y)) - 1) / 399, 5 / 399]
     np.testing.assert_allclose(shares["share"], shares["chance"], rtol=0.2)
     np.testing.assert_allclose(shares["alone"], shares["chance"], rtol=0.2)
 
 
-def test_numbers_are_a_surface_and_crosses_are_labels():
+def test_variance_table_numbers_fit_a_surface_and_crosses_are_labels():
     row, column = np.divmod(np.arange(384), 24)
     edge = np.square(row - 7.5) + row * column
     letters = np.array(list("ABCDEFGHIJKLMNOP"))[row]
     x = np.stack([edge, 0 * edge], axis=1)
     factors = {"surface": ["row", "column"], "row": "row", "cells": ["letter", "column"], "flag": "flag"}
-    shares = found(x, factors, row=row, column=column, letter=letters, flag=row > 3)
+    shares = compute_shares(x, factors, row=row, column=column, letter=letters, flag=row > 3)
     assert shares.loc[["surface", "cells"], "share"].to_list() == pytest.approx([1, 1])
     assert shares.loc["row", "share"] < 0.9
     assert shares["kind"].to_list() == ["numbers", "numbers", "labels", "labels"]
     assert (shares["chance"] * 383).round(9).to_list() == [5, 2, 383, 1]
 
 
-def test_a_point_and_a_factor_that_does_not_vary():
+def test_variance_table_point_is_nan_and_constant_factor_zero():
     e = np.arange(60) % 3
     for at in (0.0, 0.1, 1e6):
-        shares = found(np.full((60, 4), at, dtype=np.float32), e=e.astype(str))
+        shares = compute_shares(np.full((60, 4), at, dtype=np.float32), e=e.astype(str))
         assert np.isnan(shares[["share", "alone"]]).all(axis=None) and shares["chance"].notna().all()
-    shares = found(np.full((3001, 4), 123.456), e=(np.arange(3001) % 3).astype(str))  # whose plain sum is rounded
+    shares = compute_shares(
+        np.full((3001, 4), 123.456), e=(np.arange(3001) % 3).astype(str)
+    )  # the plain sum of these values has a rounding error
     assert np.isnan(shares[["share", "alone"]]).all(axis=None)
     factors = {"one": np.ones(60), "name": ["a"] * 60, "rounded": np.where(e == 0, 0.3, 0.1 + 0.2), "e": e}
-    shares = found(np.random.default_rng(0).normal(size=(60, 4)), **factors)
+    shares = compute_shares(np.random.default_rng(0).normal(size=(60, 4)), **factors)
     assert shares.loc[["one", "name", "rounded"], ["share", "chance", "alone"]].abs().max(axis=None) < 1e-12
 
 
-def test_seeds_and_a_subset():
-    adata = table(np.random.default_rng(0).normal(size=(90, 3)), e=["a", "b", "c"] * 30)
+def test_variance_table_several_keys_and_max_cells_return_expected():
+    adata = make_table(np.random.default_rng(0).normal(size=(90, 3)), e=["a", "b", "c"] * 30)
     adata.obsm["W"] = 2 * adata.obsm["Z"]
     both = variance_table(adata, {"ours": ["Z", "W"]}, ["e"])
     assert both["key"].to_list() == ["Z", "W"] and both["share"].nunique() <= 2
@@ -112,8 +114,8 @@ def test_seeds_and_a_subset():
         ("NaN or infinite values in 1 of 5 rows", ["e"], {"Z": np.inf}),
     ],
 )
-def test_bad_input_is_named(names, factors, how):
-    adata = table(np.ones((5, 2)), e=list("aabbc"), area=[1.0, 2, np.nan, 4, 5], hole=["a", None, "b", "b", "a"])
+def test_variance_table_invalid_input_raises(names, factors, how):
+    adata = make_table(np.ones((5, 2)), e=list("aabbc"), area=[1.0, 2, np.nan, 4, 5], hole=["a", None, "b", "b", "a"])
     adata.obsm["Z"][3] = how.pop("Z", 1)
     with pytest.raises(ValueError, match=names):
         variance_table(adata, ["Z"], factors, **how)

@@ -1,4 +1,4 @@
-"""The additive decoder of Genentech/SCBD, and its likelihoods."""
+"""Compare the additive decoder and its likelihoods with those of Genentech/SCBD."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scbd.nn import AdditiveDecoder
 from scbd.nn._decoders import Likelihood
 
 
-def decoder(likelihood: Likelihood) -> tuple[AdditiveDecoder, tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+def make_decoder(likelihood: Likelihood) -> tuple[AdditiveDecoder, tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
     known = known_answers("scbd_losses")
     found = AdditiveDecoder((6, 6), (3, 32, 32), width=8, likelihood=likelihood)
     for part, name in zip(found.parts, "cs", strict=True):
@@ -19,9 +19,9 @@ def decoder(likelihood: Likelihood) -> tuple[AdditiveDecoder, tuple[torch.Tensor
     return found, (known.tensor("dec_z_c"), known.tensor("dec_z_s")), known.tensor("dec_x_uint8").float() / 255
 
 
-def test_pictures_of_both_blocks():
+def test_additive_decoder_bernoulli_is_equal_to_original():
     known = known_answers("scbd_losses")
-    bernoulli, z, x = decoder("bernoulli")
+    bernoulli, z, x = make_decoder("bernoulli")
     with torch.no_grad():
         torch.testing.assert_close(bernoulli(*z), known.tensor("dec_logits"), rtol=0, atol=5e-6)
         torch.testing.assert_close(bernoulli.mean(*z), known.tensor("dec_bernoulli_mean"), rtol=0, atol=5e-6)
@@ -29,9 +29,9 @@ def test_pictures_of_both_blocks():
     torch.testing.assert_close(nats, known.tensor("dec_bernoulli_loss"), rtol=0, atol=5e-6)
 
 
-def test_one_learned_scale():
+def test_additive_decoder_gaussian_loss_and_scale_gradient_equal_original():
     known = known_answers("scbd_losses")
-    gaussian, z, x = decoder("gaussian")
+    gaussian, z, x = make_decoder("gaussian")
     nats = gaussian.negative_log_likelihood(x, *z)
     nats.backward()
     torch.testing.assert_close(nats.detach(), known.tensor("dec_gaussian_loss"), rtol=0, atol=5e-6)

@@ -1,4 +1,4 @@
-"""Pictures as the networks of Genentech/SCBD get them."""
+"""Compare preprocessed images with the network inputs of Genentech/SCBD."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def digits() -> AnnData:
     return colored_mnist(SHARED / "mnist", protocol="authors", seed=5)
 
 
-def test_each_digit_is_in_their_environment_and_part(digits):
+def test_colored_mnist_authors_protocol_environments_and_parts_are_equal(digits):
     known = known_answers("scbd_data")
     of_train = digits.obs["split"] != "test"
     codes = digits.obs["environment"][of_train].cat.codes.to_numpy()
@@ -37,7 +37,7 @@ def test_each_digit_is_in_their_environment_and_part(digits):
     assert is_train[known["cmnist_train_first_100_in_order"]].all()
 
 
-def test_each_pixel_is_theirs(digits):
+def test_colored_mnist_authors_protocol_pixels_are_equal(digits):
     known = known_answers("scbd_data")
     images, labels = digits.obsm["single_cell_images"], digits.obs["digit"].astype(int).to_numpy()
     for part, first in (("digit", 0), ("test", 60_000)):
@@ -49,24 +49,27 @@ def test_each_pixel_is_theirs(digits):
     torch.testing.assert_close(shown, known.tensor("cmnist_digit_pixels"), rtol=0, atol=1e-7)
 
 
-def test_colours_of_our_digits_are_theirs_to_half_a_level():
+def test_colorize_differs_from_original_by_rounding_only():
     known = known_answers("scbd_data")
     grey = _resize_nearest(known["cmnist_digit_grey_uint8"]) / np.float32(255)
     environments = np.array(["red", "green"])[known["cmnist_digit_e"]]
     ours = colorize(grey, known["cmnist_digit_label"], environments) / np.float32(255)
     apart = np.abs(ours - known["cmnist_digit_pixels"])
-    assert 0.4 / 255 < apart.max() <= HALF_A_LEVEL  # they do not round
+    assert 0.4 / 255 < apart.max() <= HALF_A_LEVEL  # the original does not round
 
 
-def test_colours_of_white():
+def test_colorize_white_image_returns_original_colours():
     known = known_answers("scbd_data")
     digits, environments = np.repeat(np.arange(10), 2), np.tile(["red", "green"], 10)
     ours = colorize(np.ones((20, 1, 1)), digits, environments)[:, :, 0, 0] / 255
     np.testing.assert_allclose(ours.reshape(10, 2, 3), known["cmnist_colour_of_white"], rtol=0, atol=HALF_A_LEVEL)
 
 
-def test_crops_are_theirs_where_fractions_of_counts_are_cut_off():
-    """They cut off what is no whole count after resizing; we go on with it. One shift and scale serves all channels."""
+def test_preprocess_funk22_truncated_counts_are_equal_to_original():
+    """The original truncates resized counts to integers; scbd keeps fractions.
+
+    The original shifts and scales all channels equally.
+    """
     known = known_answers("scbd_data")
     raw, theirs = torch.from_numpy(known["funk22_raw"])[None], torch.from_numpy(known["funk22_network_input"])
     preprocess = Preprocess((4, 100, 100), "uint16", image_size=32, standardize=False)

@@ -1,4 +1,7 @@
-"""The bound of ilkhem/iVAE, term by term; priors and posteriors are others there (its notes: originals.md)."""
+"""Compare each term of the evidence lower bound with ilkhem/iVAE.
+
+The original has other priors and posteriors, see the notes in originals.md.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ def gaussian(known: Known, mean: str, variance: str) -> Gaussian:
     return Gaussian(known.tensor(mean), known.tensor(variance).log())
 
 
-def test_divergence_is_what_their_samples_say():
+def test_divergence_equals_monte_carlo_estimate_of_original():
     known = known_answers("ivae")
     q, p = (gaussian(known, f"gauss_{name}_mean", f"gauss_{name}_var") for name in "qp")
     error = (q.divergence(p).sum(1) - known.tensor("gauss_kl_monte_carlo")) / known.tensor("gauss_kl_monte_carlo_se")
@@ -26,17 +29,17 @@ def log_density(of: Gaussian, z: Tensor) -> Tensor:
     return torch.distributions.Normal(of.mean, (0.5 * of.log_variance).exp()).log_prob(z).sum(1)
 
 
-def test_densities():
+def test_gaussian_log_density_is_equal_to_original():
     known = known_answers("ivae")
     for name in "qp":
         found = log_density(gaussian(known, f"gauss_{name}_mean", f"gauss_{name}_var"), known.tensor("gauss_z"))
         torch.testing.assert_close(found, known.tensor(f"gauss_log_{name}"), rtol=1e-6, atol=1e-5)
 
 
-def test_the_bound_with_a_divergence_in_place_of_one_sample_of_it():
+def test_evidence_lower_bound_exact_divergence_replaces_one_sample():
     known = known_answers("ivae")
     decoder = LatentDecoder((3,), (7,), "gaussian")
-    decoder.network = nn.Identity()  # type: ignore[assignment]  # theirs has decoded
+    decoder.network = nn.Identity()  # type: ignore[assignment]  # the known answers are already decoded
     with torch.no_grad():
         decoder.log_scale.fill_(0.5 * float(np.log(known["model_decoder_var"][0])))
         nats = decoder.negative_log_likelihood(known.tensor("model_x"), known.tensor("model_decoded"))

@@ -1,4 +1,4 @@
-"""Losses and gradients of Genentech/SCBD."""
+"""Compare losses and gradients with Genentech/SCBD."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORMS = {"supcon_y": "y", "supcon_ye": "ye", "invariance_e": "e"}
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("form", FORMS)
-def test_losses_and_gradients(case, form):
+def test_loss_values_and_gradients_are_equal_to_original(case, form):
     known = known_answers("scbd_losses")
     *_, n_environments, temperature = known["loss_cases"][case]
     source = 2 if case in (3, 4, 5) else case  # the same cells at other temperatures
@@ -30,7 +30,7 @@ def test_losses_and_gradients(case, form):
         torch.testing.assert_close(gradient, known.tensor(name), rtol=0, atol=2e-6)
 
 
-def test_the_listing_is_large_in_34_wells():
+def test_invariance_loss_34_wells_is_large():
     known = known_answers("scbd_losses")
     found = invariance_loss(known.tensor("loss6_z"), known.tensor("loss6_e"), temperature=0.1)
     assert float(found) == pytest.approx(9.3005, abs=5e-4)

@@ -1,4 +1,4 @@
-"""Multi-ContrastiveVAE of Genentech/contrastive-ops: every term, gradient and size of its loss."""
+"""Compare terms, gradients and sizes of the mcVAE with Multi-ContrastiveVAE of Genentech/contrastive-ops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOLERANCE: dict[str, Any] = {"rtol": 2e-6, "atol": 2e-6}
 
 
 class Fixed(nn.Module):
-    """Outputs that are given."""
+    """Network that returns given outputs."""
 
     def __init__(self, *outputs: Tensor) -> None:
         super().__init__()
@@ -30,8 +30,8 @@ class Fixed(nn.Module):
         return Gaussian(*self.outputs) if len(self.outputs) == 2 else self.outputs[0]
 
 
-def network(known: Known) -> tuple[MCVAEModule, dict[str, Tensor]]:
-    """With their posteriors and reconstructions, and what gradients are taken by."""
+def make_network(known: Known) -> tuple[MCVAEModule, dict[str, Tensor]]:
+    """Return a module with the posteriors and reconstructions of the original, and the tensors to differentiate by."""
     by = {
         f"{what}_{block}": known.tensor(f"{what}_{block}").requires_grad_()
         for what in ("mu", "logvar")
@@ -55,9 +55,9 @@ def inputs(known: Known) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("ramp", [0.0, 0.5, 1.0])
-def test_loss_and_gradients(ramp):
+def test_mcvae_module_loss_and_gradients_are_equal_to_original(ramp):
     known = known_answers("mcvae")
-    found, by = network(known)
+    found, by = make_network(known)
     loss = found(*inputs(known), ramp=ramp).loss
     name = str(ramp).replace(".", "_")
     torch.testing.assert_close(loss.detach(), known.tensor(f"loss_ramp{name}"), **TOLERANCE)
@@ -67,9 +67,9 @@ def test_loss_and_gradients(ramp):
         torch.testing.assert_close(torch.zeros_like(expected) if gradient is None else gradient, expected, **TOLERANCE)
 
 
-def test_terms_of_controls_and_targets():
+def test_mcvae_module_terms_of_controls_and_targets_equal_original():
     known = known_answers("mcvae")
-    found, _ = network(known)
+    found, _ = make_network(known)
     x, y, e = inputs(known)
     controls = known.tensor("is_control").bool()
     with torch.no_grad():
@@ -89,10 +89,10 @@ def test_terms_of_controls_and_targets():
     assert (penalty[~controls] == 0).all()
 
 
-def test_what_is_decoded_and_what_is_embedded():
-    """Blocks in the other order, which a decoder's first layer does not mind."""
+def test_mcvae_module_code_and_embedding_are_equal_to_original():
+    """The original has the blocks in reverse order, which makes no difference to the first layer of a decoder."""
     known = known_answers("mcvae")
-    found, by = network(known)
+    found, by = make_network(known)
     _, y, e = inputs(known)
     samples = [
         torch.cat([known.tensor(f"{group}_sample_{block}") for group in ("controls", "targets")])
@@ -110,8 +110,8 @@ def n_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.ndim)  # the scale is a scalar
 
 
-def test_networks_at_64_pixels():
-    """As they count them: one network of two heads; and a decoder that is given 32 numbers of the batch."""
+def test_posterior_and_decoder_64_pixels_have_sizes_of_original():
+    """In the original, one network has two heads, and the decoder also gets 32 numbers for the batch."""
     known = known_answers("mcvae")
     encoder, decoder = Posterior((4, 64, 64), 32), LatentDecoder((32, 32 + 32), (4, 64, 64), "gaussian")
     assert n_parameters(encoder) == int(known["encoder_n_parameters"])
@@ -124,12 +124,12 @@ def test_networks_at_64_pixels():
     assert [tuple(shape) for shape in convolutions] == theirs[: len(convolutions)]
 
 
-def test_their_divergences_start_again_and_ours_do_not():
+def test_latent_plan_ramp_equals_first_cycle_of_original():
     known = known_answers("mcvae")
     for schedule, steps, ahead in (("cyclic", 4500, 0), ("ramp", 3000, 1)):
-        plan = LatentPlan(network(known)[0], n_steps_alpha_warmup=steps)
+        plan = LatentPlan(make_network(known)[0], n_steps_alpha_warmup=steps)
         calls, theirs = known[f"kl_weight_{schedule}_calls"], known[f"kl_weight_{schedule}"]
         ours = np.array([plan.ramp(int(call) + ahead) for call in calls])
-        once = calls < 9000  # then their cycle ends
+        once = calls < 9000  # the first cycle of the original ends at 9,000 steps
         np.testing.assert_allclose(ours[once], theirs[once], rtol=0, atol=1e-6)
         assert (ours[~once] == 1).all() and (schedule == "ramp" or theirs[~once].min() == 0)

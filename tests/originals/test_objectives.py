@@ -1,4 +1,4 @@
-"""Objectives of DomainBed's and WILDS's systems, and their gradients."""
+"""Compare objectives and their gradients with the systems of DomainBed and WILDS."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOLERANCE = 2e-6
 
 
 def outputs(known: Known) -> ClassifierOutputs:
-    """Cells of three environments, one after the other; features and logits with gradient."""
+    """Return cells ordered by their three environments; features and logits require gradients."""
     e = torch.arange(3).repeat_interleave(12)
     features, logits = (known.tensor(name).flatten(0, 1).requires_grad_() for name in ("features", "logits"))
     return ClassifierOutputs(features, logits, known.tensor("labels").flatten(), e)
@@ -41,7 +41,7 @@ def module(kind: type[ClassifierModule], n_environments: int = 3, **settings: An
     return kind(scaling, encoder=nn.Linear(6, 10), n_labels=4, n_environments=n_environments, **settings).train()
 
 
-def test_coral():
+def test_coral_module_penalty_and_gradient_are_equal_to_originals():
     known = known_answers("domain_generalization")
     batch = outputs(known)
     penalty = module(CORALModule, penalty=2.0).penalise(batch)
@@ -56,12 +56,12 @@ def test_coral():
 
 
 def pairs_of(batch: ClassifierOutputs) -> list[ClassifierOutputs]:
-    """Cells of two environments each."""
+    """Return the cells of each pair of environments."""
     without = [batch.e != left_out for left_out in (2, 1, 0)]
     return [ClassifierOutputs(*(part[rows] for part in batch)) for rows in without]
 
 
-def test_irm():
+def test_irm_module_penalty_and_objective_are_equal_to_originals():
     known = known_answers("domain_generalization")
     batch = outputs(known)
     irm = module(IRMModule, penalty=50.0)
@@ -77,7 +77,7 @@ def test_irm():
     torch.testing.assert_close(wilds.detach(), expected, rtol=2e-7, atol=TOLERANCE)
 
 
-def test_group_dro_with_groups_that_are_never_there():
+def test_group_dro_module_absent_groups_objective_equals_wilds():
     known = known_answers("domain_generalization")
     batch = permuted(known)
     dro = module(GroupDROModule, n_environments=5, step_size=0.5)
@@ -89,7 +89,7 @@ def test_group_dro_with_groups_that_are_never_there():
 
 
 def dann(known: Known) -> tuple[DANNModule, Tensor, Tensor, Tensor]:
-    """With WILDS's weights, and its cells."""
+    """Return a DANN module with the weights of WILDS, and the cells of WILDS."""
     found = module(DANNModule, penalty=float(known["dann_wilds_penalty_weight"]))
     found.content.encoder = nn.Linear(6, 8)
     found.head = nn.Linear(8, 4)
@@ -103,7 +103,7 @@ def dann(known: Known) -> tuple[DANNModule, Tensor, Tensor, Tensor]:
     return found, x, y, torch.arange(3).repeat_interleave(12)[order]
 
 
-def test_dann_of_wilds_weighs_the_discriminators_gradient_as_well():
+def test_dann_module_gradients_equal_wilds_except_for_penalty_weight():
     known = known_answers("domain_generalization")
     found, x, y, e = dann(known)
     losses = found(x, y, e)
@@ -119,7 +119,7 @@ def test_dann_of_wilds_weighs_the_discriminators_gradient_as_well():
             torch.testing.assert_close(weights[name] * p.grad, gradient, rtol=1e-6, atol=TOLERANCE)
 
 
-def test_cross_entropies():
+def test_by_environment_cross_entropies_are_equal_to_domainbed():
     known = known_answers("domain_generalization")
     each = torch.stack([F.cross_entropy(part.logits, part.y) for part in outputs(known).by_environment()])
     torch.testing.assert_close(each.detach(), known.tensor("ce_by_environment"), rtol=0, atol=TOLERANCE)

@@ -1,4 +1,4 @@
-"""Whole training steps of Genentech/SCBD: both blocks, the decoder behind them, and the head beside them."""
+"""Compare training steps with Genentech/SCBD: both blocks, the decoder and the jointly trained classifier."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Networks(NamedTuple):
     head: nn.Linear
 
 
-def encoder() -> nn.Module:
-    """In the place of a ResNet: four by four means, one layer."""
+def make_encoder() -> nn.Module:
+    """Return a small encoder in place of a ResNet: means over a 4 x 4 grid, and one layer."""
     return nn.Sequential(
         nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(inplace=False)
     )
 
 
-def networks(known: Known) -> Networks:
+def make_networks(known: Known) -> Networks:
     blocks = SCBDModule(
         Preprocess((3, 32, 32), "uint8", standardize=False),
-        encoder=encoder(),
+        encoder=make_encoder(),
         n_latent=6,
         alpha=5.0,
         temperature=0.1,
@@ -69,7 +69,7 @@ def batch(known: Known, number: int) -> tuple[Tensor, Tensor, Tensor]:
 
 class Computed(NamedTuple):
     parts: list[Tensor]
-    """Supervised of c and of s, invariance, reconstruction."""
+    """Supervised losses of c and s, invariance loss, reconstruction loss."""
     of_blocks: Tensor
     r_c: Tensor
 
@@ -77,7 +77,7 @@ class Computed(NamedTuple):
         return torch.stack([part.detach() for part in self.parts])
 
 
-def losses(found: Networks, known: Known, number: int) -> Computed:
+def compute_losses(found: Networks, known: Known, number: int) -> Computed:
     stored, y, e = batch(known, number)
     images = found.blocks.preprocess(stored)
     content = found.blocks.content
@@ -89,9 +89,9 @@ def losses(found: Networks, known: Known, number: int) -> Computed:
     return Computed([*parts, nats], of_blocks.loss, r_c)
 
 
-def train(found: Networks, known: Known, optimizers: list[torch.optim.Optimizer], number: int) -> Tensor:
-    """A batch as the authors train: the blocks, then decoder and head on what was computed before."""
-    computed = losses(found, known, number)
+def train_on_batch(found: Networks, known: Known, optimizers: list[torch.optim.Optimizer], number: int) -> Tensor:
+    """Train on one batch as the authors do: the blocks, then decoder and head on the outputs before this update."""
+    computed = compute_losses(found, known, number)
     _, y, _ = batch(known, number)
     aside = computed.parts[3] + F.cross_entropy(found.head(computed.r_c.detach()), y)
     for optimizer, loss in zip(optimizers, (computed.of_blocks, aside), strict=True):
@@ -114,15 +114,15 @@ def check_weights(found: Networks, known: Known, when: str) -> None:
         assert apart(parameters, known.tensors(f"step_{when}.{name}.").values()) < TOLERANCE, name
 
 
-def test_five_steps():
+def test_scbd_module_five_steps_are_equal_to_original():
     known = known_answers("scbd_losses")
-    found = networks(known)
+    found = make_networks(known)
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(found.blocks.parameters(), **ADAMW),
         torch.optim.AdamW([*found.decoder.parameters(), *found.head.parameters()], **ADAMW),
     ]
     for number in range(5):
-        before = train(found, known, optimizers, number)
+        before = train_on_batch(found, known, optimizers, number)
         if number < 3:
             expected = known.tensor(f"step_losses_before{number + 1}")
             torch.testing.assert_close(before, expected, rtol=0, atol=TOLERANCE)
@@ -130,17 +130,17 @@ def test_five_steps():
     check_weights(found, known, "final")
     found.blocks.eval()
     with torch.no_grad():
-        last = losses(found, known, 11)
+        last = compute_losses(found, known, 11)
     torch.testing.assert_close(last.all(), known.tensor("step_eval_batch11_losses"), rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(last.r_c, known.tensor("step_eval_batch11_rc"), rtol=0, atol=TOLERANCE)
     logits = found.head(last.r_c).detach()
     torch.testing.assert_close(logits, known.tensor("step_eval_batch11_logits_y"), rtol=0, atol=TOLERANCE)
 
 
-def test_a_run_with_the_head_beside_it_ends_where_theirs_does():
-    """The blocks by our plan, the head by what ``train(online_head=True)`` adds to it."""
+def test_training_plan_with_online_head_ends_with_original_weights():
+    """The blocks are trained by `TrainingPlan`, the head by the code of ``train(online_head=True)``."""
     known = known_answers("scbd_losses")
-    found = networks(known)
+    found = make_networks(known)
     head = OnlineHead(found.blocks.content, 4, **ADAMW, seed=0)
     put(known.tensors("step_init.head_y.").values(), head.linear.parameters())
     plan = TrainingPlan(found.blocks, head=head, lr_decay=False, **ADAMW)
@@ -158,13 +158,13 @@ def test_a_run_with_the_head_beside_it_ends_where_theirs_does():
     torch.testing.assert_close(logits, known.tensor("step_eval_batch11_logits_y"), rtol=0, atol=TOLERANCE)
 
 
-def test_their_counter_rises_by_two_a_batch_and_ours_by_one():
+def test_train_max_steps_counts_batches_original_counts_twice():
     known = known_answers("scbd_losses")
     asked = int(known["step_max_steps_given"])
     cells = make_cells()
     scvi.settings.seed = 0
     ERMModel.setup_anndata(cells, y_key="gene", e_key="well")
-    model = ERMModel(cells, encoder="small")  # all systems have the same plan
+    model = ERMModel(cells, encoder="small")  # all systems use the same training plan
     batches = 0
     forward = model.module.forward
 

@@ -1,4 +1,4 @@
-"""Whole updates of DomainBed's systems, from one network: with their optimiser, and how far AdamW is from it."""
+"""Compare parameter updates with DomainBed, for its optimiser and for AdamW."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def module(kind: type[ClassifierModule], weights: dict[str, Tensor], **settings:
 
 
 def parameters(found: ClassifierModule) -> list[nn.Parameter]:
-    """Those that predict: encoder and head."""
+    """Return the parameters of encoder and head."""
     return [*found.content.parameters(), *found.head.parameters()]
 
 
@@ -49,15 +49,15 @@ def cells(known: Known, update: int) -> tuple[Tensor, Tensor, Tensor]:
     return known.tensor("x")[update].flatten(0, 1), known.tensor("y")[update].flatten(), E
 
 
-def off(known: Known, system: str, found: ClassifierModule, update: int) -> float:
-    """How far weights are from the original's after so many updates, where those were kept."""
+def distance_to_original(known: Known, system: str, found: ClassifierModule, update: int) -> float:
+    """Return the distance to the weights of the original after an update, or 0 where these are not stored."""
     expected = known.tensors(f"{system}_after{update}_")
     return apart(parameters(found), expected.values()) if expected else 0.0
 
 
 class Trained(NamedTuple):
     far: list[float]
-    """How far off weights are after each update."""
+    """Distance to the weights of the original after each update."""
     losses: list[Tensor]
 
 
@@ -73,22 +73,22 @@ def train(system: str, optimizer: torch.optim.Optimizer, found: ClassifierModule
         losses.loss.backward()
         optimizer.step()
         of_updates.append(losses.loss.detach())
-        far.append(off(known, system, found, update + 1))
+        far.append(distance_to_original(known, system, found, update + 1))
     return Trained(far, of_updates)
 
 
-def start(system: str) -> ClassifierModule:
+def make_initial_module(system: str) -> ClassifierModule:
     kind, settings = SYSTEMS[system]
     return module(kind, known_answers("domain_generalization").tensors("net_init_"), **settings)
 
 
 @pytest.mark.parametrize("system", ["ERM", "CORAL", "IRM", "GroupDRO"])
-def test_updates_with_their_optimiser(system):
-    found = start(system)
+def test_forward_adam_updates_are_equal_to_domainbed(system):
+    found = make_initial_module(system)
     trained = train(system, torch.optim.Adam(found.parameters(), **HOW), found)
     assert max(trained.far) < TOLERANCE
     logged = known_answers("domain_generalization").tensor(f"{system}_loss_nll_penalty")
-    # of CORAL, cross-entropy and the penalty before its weight
+    # for CORAL, the original logs the cross-entropy and the unweighted penalty
     expected = logged[:, 0] + 2 * logged[:, 2] if system == "CORAL" else logged[:, 0]
     torch.testing.assert_close(torch.stack(trained.losses).double(), expected, rtol=0, atol=TOLERANCE)
     if isinstance(found, GroupDROModule):
@@ -97,19 +97,19 @@ def test_updates_with_their_optimiser(system):
 
 
 @pytest.mark.parametrize("system", ["ERM", "CORAL", "IRM", "GroupDRO"])
-def test_decoupled_weight_decay_is_another_optimiser(system):
-    """AdamW, which all models have; coupled decay is divided by the size of gradients."""
-    found = start(system)
+def test_forward_adamw_updates_differ_from_domainbed(system):
+    """All models use AdamW. With Adam, weight decay is coupled: it is divided by the size of gradients."""
+    found = make_initial_module(system)
     assert 0.01 < max(train(system, torch.optim.AdamW(found.parameters(), **HOW), found).far) < 0.1
 
 
-def test_irm_without_a_fresh_optimiser_goes_elsewhere():
-    found = start("IRM")
+def test_irm_plan_optimizer_not_reset_updates_differ_from_domainbed():
+    found = make_initial_module("IRM")
     far = train("IRM", torch.optim.Adam(found.parameters(), **HOW), found, reset=False).far
     assert max(far[:2]) < TOLERANCE and far[3] == pytest.approx(0.029, abs=5e-4)
 
 
-def fish(found: ClassifierModule, meta_lr: float, *, coupled: bool) -> FishAdamW:
+def make_fish_optimizer(found: ClassifierModule, meta_lr: float, *, coupled: bool) -> FishAdamW:
     optimizer = FishAdamW(found.parameters(), meta_lr=meta_lr, n_environments=3, pretrain_steps=0, **HOW)
     for group in optimizer.param_groups:
         if coupled and "decoupled_weight_decay" not in group:
@@ -119,10 +119,10 @@ def fish(found: ClassifierModule, meta_lr: float, *, coupled: bool) -> FishAdamW
 
 
 @pytest.mark.parametrize(("coupled", "least", "most"), [(True, 0.0, TOLERANCE), (False, 5e-4, 0.1)])
-def test_rounds_of_fish(coupled, least, most):
+def test_fish_adamw_coupled_decay_updates_are_equal_to_domainbed(coupled, least, most):
     known = known_answers("domain_generalization")
-    found = start("Fish")
-    optimizer = fish(found, 0.1, coupled=coupled)
+    found = make_initial_module("Fish")
+    optimizer = make_fish_optimizer(found, 0.1, coupled=coupled)
     far = []
     for update in range(4):
         x, y, e = cells(known, update)
@@ -131,11 +131,11 @@ def test_rounds_of_fish(coupled, least, most):
                 optimizer.zero_grad()
                 found(x[e == environment], y[e == environment], e[e == environment]).loss.backward()
                 optimizer.step()
-        far.append(off(known, "Fish", found, update + 1))
+        far.append(distance_to_original(known, "Fish", found, update + 1))
     assert least <= max(far) < most
 
 
-def test_the_authors_of_fish_divide_the_share_by_the_steps_of_a_round():
+def test_fish_original_meta_update_divides_share_by_inner_steps():
     known = known_answers("domain_generalization")
     inner, after, before = (
         known.tensors(name).values() for name in ("fish_original_inner_", "fish_original_meta_after_", "net_init_")
@@ -145,10 +145,13 @@ def test_the_authors_of_fish_divide_the_share_by_the_steps_of_a_round():
         assert apart(kept, after) == pytest.approx(far, abs=5e-4 if far else TOLERANCE)
 
 
-def test_dann_of_domainbed_takes_turns_and_ours_does_not():
-    """Theirs: the discriminator in some steps, encoder and head in others. Ours is that of WILDS: both at once."""
+def test_dann_module_joint_updates_differ_from_domainbed():
+    """DomainBed updates the discriminator in some steps, and encoder and head in others.
+
+    scbd updates all in each step, as WILDS does.
+    """
     known = known_answers("domain_generalization")
-    found = module(DANNModule, predicting(known, "init"), penalty=1.0)
+    found = module(DANNModule, dann_weights(known, "init"), penalty=1.0)
     assert isinstance(found, DANNModule)
     layers = [nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)]
     found.discriminator = nn.Sequential(*layers)
@@ -158,11 +161,11 @@ def test_dann_of_domainbed_takes_turns_and_ours_does_not():
         optimizer.zero_grad()
         found(*cells(known, update)).loss.backward()
         optimizer.step()
-    assert apart(parameters(found), predicting(known, "after4").values()) == pytest.approx(0.027, abs=1e-3)
+    assert apart(parameters(found), dann_weights(known, "after4").values()) == pytest.approx(0.027, abs=1e-3)
 
 
-def predicting(known: Known, when: str) -> dict[str, Tensor]:
-    """Encoder and head of DomainBed's DANN."""
+def dann_weights(known: Known, when: str) -> dict[str, Tensor]:
+    """Return the weights of encoder and head of DomainBed's DANN."""
     return {
         f"{part} {name}": value
         for part in ("featurizer", "classifier")

@@ -20,7 +20,7 @@ def make_history(*names):
     return {name: pd.DataFrame({name: [3.0, 2.0, 1.0]}, index=steps) for name in names}
 
 
-def test_training_curves_and_the_line_of_a_collapsed_embedding():
+def test_history_with_ceiling_draws_curves_and_collapsed_line():
     axes = pl.history(make_history("train_loss", "validation_loss", "train_supervised_c", "z_c_spread"), ceiling=5.5)
     titles = [ax.get_title().replace("\n", " ") for ax in axes]
     assert titles == ["loss", "supervised loss of z_c", "total variance of z_c (0: collapsed)"]
@@ -29,7 +29,7 @@ def test_training_curves_and_the_line_of_a_collapsed_embedding():
     np.testing.assert_array_equal(axes[0].lines[1].get_ydata(), [3, 2, 1])
 
 
-def test_long_runs_can_be_read():
+def test_history_long_run_is_readable():
     metrics = ("loss", "supervised_c", "learned_c", "learned_s", "invariance_c", "environment_c", "cycle")
     names = [f"{part}_{name}" for part in ("train", "validation") for name in metrics]
     history = {
@@ -39,14 +39,14 @@ def test_long_runs_can_be_read():
     require_readable_in_print(pl.history(history, ceiling=5.5)[0].figure)
 
 
-def test_a_single_step_is_seen():
-    """A line of one point has no length."""
+def test_history_single_step_has_markers():
+    """Without a marker, a line of one point would be invisible."""
     history = {name: curve.head(1) for name, curve in make_history("train_loss", "validation_loss").items()}
     assert all(line.get_marker() == "o" for line in pl.history(history)[0].lines)
     assert pl.history(make_history("train_loss"))[0].lines[0].get_marker() == "None"
 
 
-def test_the_legend_of_training_curves_lies_on_no_line():
+def test_history_legend_is_outside_the_axes():
     figure = pl.history(make_history("train_loss", "train_supervised_c", "validation_supervised_c"), ceiling=3)[
         0
     ].figure
@@ -57,8 +57,8 @@ def test_the_legend_of_training_curves_lies_on_no_line():
     assert legend.get_window_extent().width < figure.bbox.width
 
 
-def test_the_line_of_a_collapsed_embedding_is_that_of_validation():
-    """Batches of training may be larger, and a loss that lies above the line is not one that has collapsed."""
+def test_history_collapsed_line_has_colour_of_validation():
+    """Training batches may be larger, and their loss may then exceed the line without a collapse."""
     names = [f"{part}_{name}" for part in ("train", "validation") for name in ("loss", "supervised_c")]
     _, ax = pl.history(make_history(*names), ceiling=3.8)
     line, train, validation = ax.lines
@@ -73,23 +73,23 @@ def test_the_line_of_a_collapsed_embedding_is_that_of_validation():
         (["train_reconstruction", "validation_reconstruction"], "reconstruction loss"),
     ],
 )
-def test_curves_of_a_decoder(names, title):
+def test_history_decoder_losses_have_a_panel(names, title):
     axes = pl.history(make_history("train_loss", *names))
     assert [ax.get_title() for ax in axes] == ["loss", title]
     assert [line.get_label() for line in axes[1].lines] == ["train", "validation"]
 
 
-def titles_of(axes) -> list[str]:
+def get_titles(axes) -> list[str]:
     return [ax.get_title().replace("\n", " ") for ax in axes]
 
 
-def test_history_draws_values_that_are_comparable_between_batch_sizes():
-    """Contrastive losses of smaller batches are lower, so validation lay below training everywhere."""
+def test_history_unequal_batch_sizes_draws_comparable_values():
+    """Contrastive losses are lower for smaller batches, so validation was drawn below training throughout."""
     names = ["loss", "supervised_c", "learned_c", "supervised_s", "learned_s"]
     made = make_history(*(f"{part}_{name}" for part in ("train", "validation") for name in names))
-    made["validation_loss"] -= 0.5  # of a smaller batch
+    made["validation_loss"] -= 0.5  # as with a smaller batch
     axes = pl.history(made, ceiling=5.5)
-    assert titles_of(axes) == [
+    assert get_titles(axes) == [
         "supervised information of z_c (0: collapsed, 1: all)",
         "supervised information of z_s (0: collapsed, 1: all)",
         "loss, compared with the last step",
@@ -103,15 +103,15 @@ def test_history_draws_values_that_are_comparable_between_batch_sizes():
 
 
 @pytest.mark.parametrize("in_errors", [True, False])
-def test_history_marks_chance_where_the_invariance_loss_is_in_standard_errors(in_errors):
+def test_history_invariance_in_standard_errors_marks_chance(in_errors):
     axes = pl.history(make_history("train_loss", "train_invariance_c", *["train_environment_c"] * in_errors))
     title = "invariance loss of z_c"
-    assert titles_of(axes)[-1] == (f"{title}, in standard errors" if in_errors else title)
+    assert get_titles(axes)[-1] == (f"{title}, in standard errors" if in_errors else title)
     bands = [patch.get_bbox() for patch in axes[-1].patches]
     assert [(band.y0, band.y1) for band in bands] == ([(-2, 2)] if in_errors else [])
 
 
-@pytest.mark.parametrize("history", [{}, None])  # as a model has it before training
-def test_there_is_nothing_to_draw_before_training(history):
+@pytest.mark.parametrize("history", [{}, None])  # the history of a model before training
+def test_history_empty_or_none_raises(history):
     with pytest.raises(ValueError, match="history"):
         pl.history(history)

@@ -17,7 +17,7 @@ def _close():
 
 
 @pytest.mark.parametrize(("channels", "lines"), [(1, 1), (3, 1), (4, 4)])
-def test_cells(channels, lines):
+def test_cells_any_number_of_channels_returns_axes(channels, lines):
     axes = pl.cells(make_cells(12, shape=(channels, 16, 16)), label="gene", rows=[0, 5, 7])
     assert axes.shape == (lines, 3)
     assert all(ax.images[0].get_array().max() <= 1 for ax in axes.flat)
@@ -25,7 +25,7 @@ def test_cells(channels, lines):
 
 
 @pytest.mark.parametrize(("channels", "n"), [(1, 1), (2, 2), (3, 6)])
-def test_long_names_of_channels_and_labels_can_be_read(channels, n):
+def test_cells_long_channel_and_label_names_are_readable(channels, n):
     cells = make_cells(12, shape=(channels, 16, 16))
     cells.obs["long"] = [np.nan, *long_names(11)]
     cells.var_names = ["Hoechst 33342, nuclei, 2x2", "Concanavalin A, ER", "MitoTracker deep red"][:channels]
@@ -34,7 +34,7 @@ def test_long_names_of_channels_and_labels_can_be_read(channels, n):
     assert axes[0, 0].get_title() == "missing" and min(ax.bbox.height for ax in axes.flat) > 50
 
 
-def test_few_pictures_can_be_read_in_a_column_of_a_journal():
+def test_image_grids_in_one_journal_column_are_readable():
     cells = make_cells(12, shape=(2, 16, 16))
     cells.obs["long"] = long_names(12)
     for axes in (
@@ -46,7 +46,7 @@ def test_few_pictures_can_be_read_in_a_column_of_a_journal():
         require_readable(axes[0, 0].figure)
 
 
-def test_no_cells_and_no_such_column():
+def test_cells_no_rows_or_missing_column_raises():
     cells = make_cells(12, shape=(1, 16, 16))
     empty: tuple = ([], np.zeros(12, bool))
     for rows in empty:
@@ -56,22 +56,22 @@ def test_no_cells_and_no_such_column():
         pl.cells(cells, label="genes")
 
 
-def test_six_cells_are_drawn_unless_others_are_asked_for():
-    """More would not be seen on a phone."""
+def test_cells_default_draws_at_most_six():
+    """More cells would be too small on the screen of a phone."""
     axes = pl.cells(make_cells(12, shape=(1, 16, 16)))
     assert axes.shape == (1, 6) and axes[0, 0].figure.get_size_inches()[0] <= 7
     assert pl.cells(make_cells(4, shape=(1, 16, 16))).shape == (1, 4)
 
 
-def test_each_channel_is_as_bright_as_the_others():
-    """A dim stain would not be seen beside a bright one."""
+def test_cells_dim_channel_is_as_bright_as_others():
+    """On a common scale, a dim stain would be invisible next to a bright one."""
     dim = make_cells(4, shape=(2, 16, 16))
     dim.obsm["single_cell_images"][:, 1] //= 20
     axes = pl.cells(dim, rows=range(4))
     assert [max(ax.images[0].get_array().max() for ax in line) for line in axes] == [1, 1]
 
 
-def test_a_hot_pixel_leaves_the_others_bright_and_channels_have_names():
+def test_cells_hot_pixel_keeps_brightness_and_channels_are_named():
     hot = make_cells(4, shape=(2, 64, 64))
     hot.obsm["single_cell_images"] = hot.obsm["single_cell_images"].astype(np.float32)
     hot.obsm["single_cell_images"][0, 1, 5, 5] = 1e6
@@ -86,17 +86,17 @@ def test_a_hot_pixel_leaves_the_others_bright_and_channels_have_names():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_negative_values_are_not_cut(channels):
-    """Standardised images would be black in half of their pixels."""
+def test_cells_negative_values_are_not_clipped(channels):
+    """If they were, half of the pixels of standardised images would be black."""
     cells = make_cells(6, shape=(channels, 32, 32))
     cells.obsm["single_cell_images"] = np.random.default_rng(0).normal(size=(6, channels, 32, 32)).astype(np.float32)
     drawn = np.concatenate([np.ravel(ax.images[0].get_array()) for ax in pl.cells(cells, rows=range(6)).flat])
     assert (drawn == 0).mean() < 0.01 and (drawn == 1).mean() < 0.01
     cells.obsm["single_cell_images"] = np.abs(cells.obsm["single_cell_images"]) + 1
-    assert np.min(pl.cells(cells, rows=[0])[0, 0].images[0].get_array()) > 0.1  # black is 0 where nothing is below
+    assert np.min(pl.cells(cells, rows=[0])[0, 0].images[0].get_array()) > 0.1  # without negative values, black is 0
 
 
-def test_cells_by_a_mask():
+def test_cells_mask_is_equal_to_row_numbers():
     cells = make_cells(12, shape=(1, 16, 16))
     by_mask = pl.cells(cells, label="gene", rows=np.isin(np.arange(12), [5, 7]))
     assert [ax.get_title() for ax in by_mask[0]] == list(cells.obs["gene"].iloc[[5, 7]])
@@ -106,14 +106,14 @@ def test_cells_by_a_mask():
 
 
 class Model:
-    """Pictures that tell where they come from: content in the first row of pixels, style in the second."""
+    """Model whose images encode the content cell in their first row of pixels and the style cell in their second."""
 
     def __init__(self, n_channels: int) -> None:
         self.n_channels = n_channels
         self.decoded: list[str] = []
 
     def rows(self, rows):
-        """A model takes masks, too: here of eleven cells."""
+        """Return row numbers of row numbers or of a mask over eleven cells."""
         return np.arange(11)[np.asarray(rows)]
 
     def picture(self, content, style):
@@ -135,25 +135,25 @@ class Model:
         return self.picture(content, style)
 
 
-def shown(ax) -> np.ndarray:
+def get_shown_values(ax) -> np.ndarray:
     image = np.asarray(ax.images[0].get_array())
     return image[..., 0] if image.ndim == 3 else image
 
 
 @pytest.mark.parametrize("n_channels", [3, 4])
-def test_the_grid_of_the_paper(n_channels):
+def test_counterfactuals_three_cells_return_grid_of_the_paper(n_channels):
     axes = pl.counterfactuals(Model(n_channels), [0, 5, 10])
     assert axes.shape == (5, 3)
     names = ["original", "partner", "reconstruction", "content\nof partner", "style\nof partner"]
     assert [line[0].get_ylabel() for line in axes] == names
-    # the first cell is 0, its partner 5, of at most 10
+    # the first cell is row 0 and its partner row 5; a pixel is the row divided by 10
     for line, (content, style) in zip(axes, [(0, 0), (5, 5), (0, 0), (5, 0), (0, 5)], strict=True):
-        np.testing.assert_allclose(shown(line[0])[:, 0], [content / 10, style / 10], atol=1e-6)
+        np.testing.assert_allclose(get_shown_values(line[0])[:, 0], [content / 10, style / 10], atol=1e-6)
 
 
-def test_partners_and_channels():
+def test_counterfactuals_partners_and_channels_are_used_or_raise():
     axes = pl.counterfactuals(Model(4), [0, 10], partners=[10, 5], channels=[2])
-    np.testing.assert_allclose(shown(axes[4, 1])[:, 0], [1, 0.5])
+    np.testing.assert_allclose(get_shown_values(axes[4, 1])[:, 0], [1, 0.5])
     assert np.asarray(pl.counterfactuals(Model(4), [0, 10], channels=[3, 1, 0])[0, 0].images[0].get_array()).ndim == 3
     with pytest.raises(ValueError, match="There are 2 cells and 1 partners"):
         pl.counterfactuals(Model(3), [0, 1], partners=[1])
@@ -161,14 +161,14 @@ def test_partners_and_channels():
         pl.counterfactuals(Model(3), [0, 1], channels=[0, 1])
 
 
-def test_cells_of_the_grid_by_a_mask():
+def test_counterfactuals_mask_is_equal_to_row_numbers():
     rows = np.isin(np.arange(11), [0, 10])
     by_number, by_mask = (pl.counterfactuals(Model(3), cells) for cells in ([0, 10], rows))
     assert by_mask.shape == (5, 2)
     for ours, theirs in zip(by_mask.flat, by_number.flat, strict=True):
-        np.testing.assert_array_equal(shown(ours), shown(theirs))
+        np.testing.assert_array_equal(get_shown_values(ours), get_shown_values(theirs))
     axes = pl.counterfactuals(Model(3), rows, partners=~rows & (np.arange(11) < 3))
-    np.testing.assert_allclose(shown(axes[1, 0])[:, 0], [0.1, 0.1], atol=1e-6)
+    np.testing.assert_allclose(get_shown_values(axes[1, 0])[:, 0], [0.1, 0.1], atol=1e-6)
 
 
 class OneBlock(Model):
@@ -176,7 +176,7 @@ class OneBlock(Model):
         raise ValueError("a single block")
 
 
-def test_a_single_block_is_refused_before_anything_is_decoded():
+def test_counterfactuals_single_block_raises_before_decoding():
     model = OneBlock(3)
     with pytest.raises(ValueError, match="a single block"):
         pl.counterfactuals(model, [0, 1])
@@ -184,13 +184,13 @@ def test_a_single_block_is_refused_before_anything_is_decoded():
 
 
 class Features:
-    """A model of features, which should not have to decode any."""
+    """Model of features, without methods that decode."""
 
     def get_intensities(self, adata, rows):
         return np.ones((len(rows), 12), dtype=np.float32)
 
 
-def test_features_make_no_pictures():
+def test_counterfactuals_and_traverse_model_of_features_raises():
     with pytest.raises(ValueError, match="The model is one of features, which make no pictures"):
         pl.counterfactuals(Features(), [0, 1])
     with pytest.raises(ValueError, match="The model is one of features, which make no pictures"):
@@ -198,12 +198,12 @@ def test_features_make_no_pictures():
 
 
 @pytest.mark.parametrize("n", [1, 4])
-def test_what_lines_are_can_be_read(n):
+def test_counterfactuals_labels_of_lines_are_readable(n):
     require_readable(pl.counterfactuals(Model(3), list(range(n)))[0, 0].figure)
 
 
 class Path:
-    """Cells that become brighter by a step, in their second row of pixels."""
+    """Model whose images become brighter with each step, in their second row of pixels."""
 
     def __init__(self, n_channels: int) -> None:
         self.n_channels = n_channels
@@ -218,7 +218,7 @@ class Path:
 
 
 @pytest.mark.parametrize(("n_channels", "channels"), [(3, None), (4, None), (4, [3, 1, 0])])
-def test_cell_path_and_change(n_channels, channels):
+def test_traverse_draws_cell_path_and_change(n_channels, channels):
     axes = pl.traverse(Path(n_channels), [4, 7], "GENE1", n_steps=3, channels=channels)
     assert axes.shape == (2, 5)
     assert [ax.get_title() for ax in axes[0]] == ["cell", "decoded", "", "GENE1", "change"]
@@ -226,11 +226,11 @@ def test_cell_path_and_change(n_channels, channels):
     assert images[1].ndim == (3 if n_channels == 3 or channels else 2)
     bottom = [float(np.ravel(image[1])[0]) for image in images]
     np.testing.assert_allclose(bottom, [1, 0, 0.25, 0.5, 0.5], atol=1e-6)
-    # what does not change is in the middle of the colours
+    # unchanged pixels have the middle colour
     assert np.ravel(images[-1][0])[0] == 0 and axes[0, -1].images[0].norm.vmin == -axes[0, -1].images[0].norm.vmax
 
 
-def test_nothing_changes_where_nothing_does():
+def test_traverse_constant_images_show_no_change():
     class Still(Path):
         def traverse(self, rows, to, adata, *, n_steps):
             return np.zeros((len(rows), n_steps, self.n_channels, 2, 2), dtype=np.float32)
@@ -239,13 +239,13 @@ def test_nothing_changes_where_nothing_does():
     assert not np.asarray(axes[0, -1].images[0].get_array()).any()
 
 
-def test_channels_are_one_or_three():
+def test_traverse_two_channels_raises():
     with pytest.raises(ValueError, match=r"channels=\[0, 1\]: name one channel to show in grey, or three"):
         pl.traverse(Path(4), [0], "GENE1", channels=[0, 1])
 
 
 @pytest.mark.parametrize(("n", "n_steps"), [(1, 2), (3, 5)])
-def test_a_long_name_of_the_goal_lies_on_no_other(n, n_steps):
+def test_traverse_long_goal_name_is_readable(n, n_steps):
     rows, (goal, *_) = list(range(n)), long_names(1)
     require_readable(pl.traverse(Path(3), rows, goal, n_steps=n_steps)[0, 0].figure)
 
@@ -254,12 +254,12 @@ def test_a_long_name_of_the_goal_lies_on_no_other(n, n_steps):
     ("asked", "n", "shown"),
     [(None, 3, [0, 1, 2]), (None, 1, [0]), (None, 5, [0]), ([3, 1, 0], 4, [3, 1, 0]), (2, 3, [2]), ((-1,), 4, [-1])],
 )
-def test_three_channels_or_one(asked, n, shown):
+def test_check_channels_valid_channels_return_one_or_three(asked, n, shown):
     assert check_channels(asked, np.zeros((2, n, 4, 4))) == shown
 
 
 @pytest.mark.parametrize("asked", [[0, 1], [], [4], [0, 1, -5], [True, False, True], ["DNA"], "DNA", 1.5, [[0, 1, 2]]])
-def test_other_channels_get_a_sentence(asked):
+def test_check_channels_invalid_channels_raise(asked):
     with pytest.raises(
         ValueError, match="name one channel to show in grey, or three as .* numbers from 0 to 3"
     ) as raised:
@@ -267,7 +267,7 @@ def test_other_channels_get_a_sentence(asked):
     assert str(raised.value).startswith(f"channels={asked!r}: ")
 
 
-def test_what_makes_no_pictures():
+def test_check_channels_features_or_no_cells_raises():
     with pytest.raises(ValueError, match="The model is one of features, which make no pictures"):
         check_channels(None, np.zeros((2, 12)))
     with pytest.raises(ValueError, match="rows names no cell"):

@@ -16,9 +16,9 @@ from scbd.pl._style import series_style, wrap_name
         ("", ""),
     ],
 )
-def test_names_are_broken_where_words_end(name, lines):
+def test_wrap_name_long_names_are_broken_at_ends_of_words(name, lines):
     assert wrap_name(name, 16) == lines
 
 
-def test_many_series_are_told_apart():
+def test_series_style_88_series_are_distinct():
     assert len({(series_style(i)["color"], series_style(i)["marker"]) for i in range(88)}) == 88

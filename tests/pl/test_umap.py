@@ -22,28 +22,28 @@ def _close():
     plt.close("all")
 
 
-def points(ax) -> np.ndarray:
+def get_points(ax) -> np.ndarray:
     return np.asarray(ax.collections[0].get_offsets())
 
 
-def test_umaps_of_both_blocks_by_each_label(cells):
+def test_umap_blocks_draws_each_block_by_each_label(cells):
     rng = np.random.default_rng(0)
     for block in "cs":
         cells.obsm[f"X_scbd_{block}"] = rng.normal(size=(96, 4)).astype("float32")
     axes = pl.umap_blocks(cells, ["gene", "well"])
     titles = [ax.get_title().replace("\n", " ") for ax in axes.flat]
     assert titles == ["z_c by gene", "z_c by well", "z_s by gene", "z_s by well"]
-    np.testing.assert_array_equal(points(axes[0, 0]), points(axes[0, 1]))
-    assert not np.array_equal(points(axes[0, 0]), points(axes[1, 0]))
+    np.testing.assert_array_equal(get_points(axes[0, 0]), get_points(axes[0, 1]))
+    assert not np.array_equal(get_points(axes[0, 0]), get_points(axes[1, 0]))
     assert list(cells.obsm) == ["single_cell_images", "X_scbd_c", "X_scbd_s"] and not cells.uns
-    assert torch.get_num_threads() == 1  # numba sets them to all processors
+    assert torch.get_num_threads() == 1  # numba would set it to the number of processors
 
 
-def test_a_umap_that_is_there_is_drawn_in_the_colours_of_its_cells(cells):
+def test_umap_blocks_stored_umap_is_drawn_in_colours_of_its_cells(cells):
     cells.obsm["Z"] = np.zeros((96, 3))
     cells.obsm["Z_umap"] = np.stack([np.arange(96), np.zeros(96)], axis=1)
     (ax,) = pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}, max_cells=50).flat
-    drawn = points(ax)[:, 0].astype(int)
+    drawn = get_points(ax)[:, 0].astype(int)
     assert len(set(drawn)) == 50 and set(drawn) <= set(range(96))
     shades = pd.Series(list(map(tuple, ax.collections[0].get_facecolor())), index=cells.obs["gene"].iloc[drawn])
     assert shades.groupby(level=0, observed=True).nunique().eq(1).all() and shades.nunique() == 4
@@ -61,12 +61,12 @@ def colors_by_label(ax) -> dict[str, str]:
     return {text.get_text(): to_hex(handle.get_facecolor()[0]) for text, handle in handles}
 
 
-def cells_by_color(ax) -> dict[str, int]:
+def count_cells_by_color(ax) -> dict[str, int]:
     return pd.Series(list(map(to_hex, ax.collections[0].get_facecolor()))).value_counts().to_dict()
 
 
 def make_many_labels(n: int = 330) -> AnnData:
-    """Three cells of each gene, but six of g7 and a third of all cells controls."""
+    """Make three cells of each gene, but six of g7, and a third of all cells controls."""
     names = [f"g{i % 73}" for i in range(2 * n // 3 - 3)] + ["g7"] * 3 + ["mock"] * (n // 3)
     cells = AnnData(obs=pd.DataFrame({"gene": pd.Categorical(names)}, index=list(map(str, range(n)))))
     place_cells(cells)
@@ -89,7 +89,7 @@ def test_umap_blocks_many_labels_colours_the_ten_most_frequent():
     *named, control, others = colors
     assert named[0] == "g7" and len(set(colors.values())) == 12
     assert (control, others) == ("mock", "63 others")
-    counts = cells_by_color(ax)
+    counts = count_cells_by_color(ax)
     assert counts[colors["g7"]] == 6 and counts[colors["mock"]] == 110
     assert sum(counts.values()) == 330
     # grey cells lie beneath coloured ones
@@ -111,7 +111,7 @@ def test_umap_blocks_many_highlighted_labels_are_all_coloured(n):
     cells = AnnData(obs=pd.DataFrame({"gene": [f"g{i % 210}" for i in range(420)]}, index=list(map(str, range(420)))))
     place_cells(cells)
     (ax,) = pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}, highlight=[f"g{i}" for i in range(n)]).flat
-    assert len(cells_by_color(ax)) == min(n, 102) + 1
+    assert len(count_cells_by_color(ax)) == min(n, 102) + 1
 
 
 @pytest.mark.parametrize("n_labels", [4, 30])
@@ -120,7 +120,7 @@ def test_umap_blocks_missing_labels_are_drawn(n_labels):
     cells = AnnData(obs=pd.DataFrame({"gene": pd.Categorical(names)}, index=list(map(str, range(210)))))
     place_cells(cells)
     (ax,) = pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}).flat
-    assert "NA" in colors_by_label(ax) and sum(cells_by_color(ax).values()) == 210
+    assert "NA" in colors_by_label(ax) and sum(count_cells_by_color(ax).values()) == 210
 
 
 def test_umap_blocks_controls_are_grey_among_few_labels(cells):
@@ -142,12 +142,12 @@ def test_umap_blocks_unknown_label_is_named(cells, argument):
 
 
 @pytest.mark.parametrize("embedding", [np.zeros((40, 5)), np.arange(5.0)[:, None]])
-def test_compute_umap_degenerate_embeddings_have_places(embedding):
-    """A collapsed z_c, and few cells."""
+def test_compute_umap_degenerate_embedding_is_finite(embedding):
+    """Cases are few cells of different values and a collapsed z_c."""
     assert np.isfinite(compute_umap(embedding)).all()
 
 
-def test_long_names_can_be_read(cells):
+def test_umap_blocks_long_names_are_readable(cells):
     cells.obsm["Z"] = cells.obsm["Z_umap"] = np.random.default_rng(0).normal(size=(96, 2))
     column = "Metadata_JCP2022_perturbation_by_name"
     cells.obs[column] = np.array(long_names(3))[np.arange(96) % 3]
@@ -155,14 +155,14 @@ def test_long_names_can_be_read(cells):
     require_readable_in_print(ax.figure)
 
 
-def test_umap_blocks_many_long_names_can_be_read():
+def test_umap_blocks_many_long_names_are_readable():
     names = long_names(30)
     cells = AnnData(obs=pd.DataFrame({"gene": [names[i % 30] for i in range(90)]}, index=list(map(str, range(90)))))
     place_cells(cells)
     require_readable_in_print(pl.umap_blocks(cells, "gene", blocks={"mine": "Z"})[0, 0].figure)
 
 
-def test_few_labels_are_told_apart_by_colour_blind_readers(cells):
+def test_umap_blocks_few_labels_have_colour_blind_safe_colours(cells):
     cells.obsm["Z"] = cells.obsm["Z_umap"] = np.random.default_rng(0).normal(size=(96, 2))
     (ax,) = pl.umap_blocks(cells, "gene", blocks={"mine": "Z"}).flat
     shown = set(map(to_hex, ax.collections[0].get_facecolor()))
@@ -170,13 +170,13 @@ def test_few_labels_are_told_apart_by_colour_blind_readers(cells):
 
 
 @pytest.mark.parametrize(("color", "blocks", "named"), [("gene", None, "X_scbd_c"), ("genes", {"mine": "Z"}, "genes")])
-def test_what_is_missing_is_named(cells, color, blocks, named):
+def test_umap_blocks_missing_key_raises(cells, color, blocks, named):
     cells.obsm["Z"] = np.zeros((96, 2))
     with pytest.raises(KeyError, match=named):
         pl.umap_blocks(cells, color, blocks=blocks)
 
 
-def test_an_embedding_that_lacks_cells_is_named():
+def test_umap_blocks_embedding_with_nan_raises():
     cells = AnnData(obs=pd.DataFrame({"gene": ["a", "b"] * 30}).set_axis(map(str, range(60))))
     cells.obsm["X_scbd_c"] = np.random.default_rng(0).normal(size=(60, 5))
     cells.obsm["X_scbd_c"][7] = np.nan

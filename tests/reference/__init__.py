@@ -1,1 +1,1 @@
-"""Naive, obviously correct forms."""
+"""Naive implementations that are easy to verify, for comparison with those of the package."""

@@ -1,4 +1,4 @@
-"""Explained variance written as loops over labels, and as least squares on all columns at once."""
+"""Compute explained variance with loops over labels, and with least squares on all columns at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def share_of_labels(x: np.ndarray, labels) -> float:
-    """Between sum of squares by total, of components summed."""
+    """Return the sum of squares between labels, divided by the total; each is summed over components."""
     between = total = 0.0
     for component in x.T:
         total += sum((value - component.mean()) ** 2 for value in component)
@@ -17,7 +17,7 @@ def share_of_labels(x: np.ndarray, labels) -> float:
 
 
 def share_of_columns(x: np.ndarray, *columns: np.ndarray) -> float:
-    """R squared of a linear model with an intercept; columns are ``(N, P)``."""
+    """Return R squared of a linear model with an intercept; columns are ``(N, P)``."""
     design = np.hstack([np.ones((len(x), 1)), *columns])
     residual = x - design @ np.linalg.lstsq(design, x, rcond=None)[0]
     return float(1 - np.square(residual).sum() / np.square(x - x.mean(0)).sum())

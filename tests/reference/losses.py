@@ -1,18 +1,22 @@
-"""The losses written as double loops over the formulas, and the paper's listing as it is printed."""
+"""Compute losses with double loops over the formulas, and as in the listing printed in the paper."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def log_probabilities(z: Tensor, temperature: float, include_self: bool) -> list[list[Tensor]]:
-    """log P_ij for every pair, one exponential at a time."""
+def log_probabilities(
+    z: Tensor, temperature: float, include_self: bool, pairs: Tensor | None = None
+) -> list[list[Tensor]]:
+    """Return log P_ij of every pair; cells with the ``pairs`` code of the anchor are excluded from its sum."""
     n = len(z)
     rows = []
     for i in range(n):
-        there = [a for a in range(n) if a != i]
+        there = [a for a in range(n) if a != i and (pairs is None or pairs[a] != pairs[i])]
         total = sum((torch.exp(z[i] @ z[a] / temperature) for a in there + [i] * include_self), start=z[i].sum() * 0)
         rows.append([z[i] @ z[j] / temperature - torch.log(total) for j in range(n)])
     return rows
@@ -24,15 +28,17 @@ def supervised(
     temperature: float,
     include_self: bool,
     smoothing: float = 0.0,
+    environments: Tensor | None = None,
 ) -> list[Tensor]:
-    """Loss of each anchor."""
-    log_p = log_probabilities(z, temperature, include_self)
+    """Return the loss of each anchor."""
+    pairs = None if environments is None else labels * 1000 + environments
+    log_p = log_probabilities(z, temperature, include_self, pairs)
     per_anchor = []
     for i in range(len(z)):
-        there = [j for j in range(len(z)) if j != i]
+        there = [j for j in range(len(z)) if j != i and (pairs is None or pairs[j] != pairs[i])]
         zero = z[i].sum() * 0
         terms = [log_p[i][j] for j in there if labels[j] == labels[i]]
-        if not terms:  # asked for nobody, an anchor says nothing
+        if not terms:  # an anchor without positives does not contribute
             per_anchor.append(zero)
             continue
         anyone = -torch.stack([log_p[i][j] for j in there]).mean()
@@ -41,15 +47,21 @@ def supervised(
 
 
 def invariance(z: Tensor, e: Tensor, temperature: float, include_self: bool, reduction: str) -> Tensor:
-    """The two forms."""
+    """Return the invariance loss in one of its four reductions."""
     log_p = log_probabilities(z, temperature, include_self)
     n = len(z)
     zero = total = z.sum() * 0
     for i in range(n):
         own = [log_p[i][j] for j in range(n) if j != i and e[j] == e[i]]
         other = [log_p[i][j] for j in range(n) if e[j] != e[i]]
-        total = total + abs(sum(own, start=zero) - sum(other, start=zero))
-    return {"formula": total, "listing": total / n**2}[reduction]
+        if reduction in ("listing", "formula"):
+            total = total + abs(sum(own, start=zero) - sum(other, start=zero))
+        elif own and other and reduction == "mean":
+            total = total + abs(sum(own, start=zero) / len(own) - sum(other, start=zero) / len(other))
+        elif own and other and reduction == "mass":
+            inside, outside = sum(map(torch.exp, own), start=zero), sum(map(torch.exp, other), start=zero)
+            total = total + abs(torch.log(inside) - torch.log(outside) - math.log(len(own) / len(other)))
+    return {"formula": total, "listing": total / n**2}.get(reduction, total / n)
 
 
 def listing_supervised(z: Tensor, u: Tensor, temperature: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""The relationship protocols written as loops over pairs of genes."""
+"""Compute the relationship metrics with loops over pairs of genes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from reference.retrieval import of_wells
 
 
 def related_by(net: pd.DataFrame) -> Callable[[str, str], bool]:
-    """Whether two genes share a set."""
+    """Return a function that returns whether two genes share a set."""
     sets = [set(targets) for _, targets in net.groupby("source")["target"]]
     return lambda a, b: any(a in s and b in s for s in sets)
 
 
 def pairs(x: np.ndarray, genes: list[str], net: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Square cosines, and cosine and relation of each pair, restricted to genes with a known partner."""
+    """Return the matrix of cosines, and cosine and relation of each pair, for genes with a known partner."""
     related = related_by(net)
     keep = [i for i, a in enumerate(genes) if any(related(a, b) for b in genes if b != a)]
     x, genes = x[keep], [genes[i] for i in keep]
@@ -27,7 +27,7 @@ def pairs(x: np.ndarray, genes: list[str], net: pd.DataFrame) -> tuple[np.ndarra
 
 
 def curve(x: np.ndarray, genes: list[str], net: pd.DataFrame, percentiles: list[int]) -> list[tuple[float, float]]:
-    """Precision and recall at each percentile of the square matrix."""
+    """Return precision and recall at each percentile of the square matrix."""
     square, cosine, truth = pairs(x, genes, net)
     points = []
     for i in percentiles:
@@ -38,13 +38,13 @@ def curve(x: np.ndarray, genes: list[str], net: pd.DataFrame, percentiles: list[
 
 
 def limits(cosine: np.ndarray, grid: np.ndarray, n_genes: int | None) -> np.ndarray:
-    """Percentiles of all pairs, or of the square matrix: each pair twice, and each gene with itself."""
+    """Return percentiles of all pairs, or of the square matrix with each pair twice and the diagonal."""
     square = cosine if n_genes is None else np.concatenate([cosine, cosine, np.ones(n_genes)])
     return np.percentile(square, grid)
 
 
 def of_genes(x: np.ndarray, genes: list[str], net: pd.DataFrame) -> dict[str, float]:
-    """Average precision with which each gene finds its partners among all others."""
+    """Return the average precision with which each gene retrieves its partners among all other genes."""
     related = related_by(net)
     found = of_wells(
         x,
@@ -56,7 +56,7 @@ def of_genes(x: np.ndarray, genes: list[str], net: pd.DataFrame) -> dict[str, fl
 
 
 def of_sets(x: np.ndarray, genes: list[str], net: pd.DataFrame) -> dict[str, float]:
-    """Mean average precision with which genes of a set find each other, among those that are related to none of it."""
+    """Return the mean average precision with which genes of a set retrieve each other, among genes unrelated to it."""
     related, found = related_by(net), {}
     for name, targets in net.groupby("source")["target"]:
         members = [i for i, gene in enumerate(genes) if gene in set(targets)]

@@ -1,4 +1,4 @@
-"""Average precision written as loops over pairs of wells, and over all orders of what is equal."""
+"""Compute average precision with loops over pairs of wells, and over all orders of ties."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 
 def average_precision(relevant: list[bool]) -> float:
-    """Of one ranked list."""
+    """Return the average precision of one ranked list."""
     hits = [sum(relevant[: i + 1]) / (i + 1) for i, found in enumerate(relevant) if found]
     return sum(hits) / len(hits)
 
 
 def over_all_orders(similarity: list[float], relevant: list[bool]) -> float:
-    """Mean over the orders in which the list may be ranked, equal similarities in any order."""
+    """Return the mean average precision over all orders in which ties may be ranked."""
     orders = itertools.permutations(range(len(similarity)))
     ranked = [o for o in orders if all(similarity[i] >= similarity[j] for i, j in itertools.pairwise(o))]
     return float(np.mean([average_precision([relevant[i] for i in order]) for order in ranked]))
@@ -25,7 +25,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def of_wells(x, queries, is_positive, is_negative) -> dict[int, float]:
-    """Average precision of each query that has positives and negatives, without ties."""
+    """Return the average precision of each query with positives and negatives, without ties."""
     found = {}
     for q in queries:
         ranked = sorted(
@@ -39,13 +39,13 @@ def of_wells(x, queries, is_positive, is_negative) -> dict[int, float]:
 
 
 def per_label(scores: dict[int, float], labels) -> dict[str, float]:
-    """Mean over the queries of each label."""
+    """Return the mean over the queries of each label."""
     names = sorted({labels[q] for q in scores})
     return {name: float(np.mean([s for q, s in scores.items() if labels[q] == name])) for name in names}
 
 
 def replicates(x, y, e, control, queries) -> dict[int, float]:
-    """The same perturbation in other environments, among controls there."""
+    """Retrieve the same perturbation in other environments, among controls of these environments."""
     return of_wells(
         x,
         queries,
@@ -55,7 +55,7 @@ def replicates(x, y, e, control, queries) -> dict[int, float]:
 
 
 def floor(x, y, e, position, control, environments) -> dict[int, float]:
-    """Controls at the same position in other environments, among controls at other positions there."""
+    """Retrieve controls at the same position in other environments, among controls at other positions there."""
     return of_wells(
         x,
         [i for i in range(len(x)) if y[i] == control and e[i] in environments],
@@ -70,7 +70,7 @@ def floor(x, y, e, position, control, environments) -> dict[int, float]:
 
 
 def across_positions(x, y, e, position, control, queries) -> dict[int, float]:
-    """The same perturbation at another position and environment, among all others of its environments."""
+    """Retrieve the same perturbation at another position and environment, among others of its environments."""
     return of_wells(
         x,
         queries,
@@ -80,7 +80,7 @@ def across_positions(x, y, e, position, control, queries) -> dict[int, float]:
 
 
 def against_perturbations(x, y, e, control, queries, *, everywhere) -> dict[int, float]:
-    """The same perturbation in another environment, among all others of its environments or of all."""
+    """Retrieve the same perturbation in another environment, among others of its or of all environments."""
     return of_wells(
         x,
         queries,
@@ -90,7 +90,7 @@ def against_perturbations(x, y, e, control, queries, *, everywhere) -> dict[int,
 
 
 def related(x, labels: list[set[str]]) -> dict[int, float]:
-    """Of consensus profiles: those that share a label, among those that do not; none without a label takes part."""
+    """Retrieve consensus profiles that share a label, among those that do not; exclude profiles without a label."""
     return of_wells(
         x,
         [q for q, own in enumerate(labels) if own],

@@ -1,4 +1,4 @@
-"""What linear rivals are made of, row by row."""
+"""Compute the parts of linear baselines row by row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def within(wells: Plates, fit: np.ndarray, weight: float, by_controls: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Scaled features, and the covariance within compounds and of the controls' positions."""
+    """Return scaled features, and the covariance within compounds plus that of the controls' positions."""
     reference = wells.features[wells.controls & fit if by_controls else fit]
     scaled = (wells.features - reference.mean(0)) / reference.std(0, ddof=1)
     spread, free = np.zeros((scaled.shape[1],) * 2), 0
@@ -29,13 +29,13 @@ def within(wells: Plates, fit: np.ndarray, weight: float, by_controls: bool) -> 
 
 
 def means_of(scaled: np.ndarray, wells: Plates, fit: np.ndarray) -> np.ndarray:
-    """Mean of each compound's rows in ``fit``."""
+    """Return the mean of each compound's rows in ``fit``."""
     names = sorted(set(wells.compounds[fit]))
     return np.stack([scaled[fit & (wells.compounds == name)].mean(0) for name in names])
 
 
 def retrieval(z: np.ndarray, positive: np.ndarray, negative: np.ndarray, labels: np.ndarray) -> float:
-    """Mean average precision over labels of pairs ``(N, N)`` of rows that ought to be found, by cosine."""
+    """Return the mean average precision over labels, by cosine, given positive and negative pairs ``(N, N)``."""
     unit = z / np.linalg.norm(z, axis=1, keepdims=True)
     cosines = unit @ unit.T
     found: dict[str, list[float]] = {}
@@ -48,5 +48,5 @@ def retrieval(z: np.ndarray, positive: np.ndarray, negative: np.ndarray, labels:
 
 
 def same(values: np.ndarray) -> np.ndarray:
-    """Pairs of rows with one value."""
+    """Return a mask ``(N, N)`` of the pairs of rows with equal values."""
     return values[:, None] == values

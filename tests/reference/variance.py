@@ -1,4 +1,4 @@
-"""The environment's share of the variance, by matrices of cells and loops over them."""
+"""Compute the share of the variance explained by the environment, with matrices of cells and loops over them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def explained_variance(f: Tensor, e: Tensor, y: Tensor, partners: str) -> Tensor:
-    """Products of cells of a group, less what each cell's own square adds to them."""
+    """Return the explained variance: products of cells of a group, without that of each cell's own square."""
     apart, _, _ = _apart(f, y)
     form = _form(e, y, partners)
     products = [form[i, j] * apart[i].dot(apart[j]) for i in range(len(f)) for j in range(len(f))]
@@ -15,7 +15,7 @@ def explained_variance(f: Tensor, e: Tensor, y: Tensor, partners: str) -> Tensor
 
 
 def error(f: Tensor, e: Tensor, y: Tensor, partners: str) -> Tensor:
-    """How far the share scatters by chance, of features whose covariance is that within labels."""
+    """Return the standard deviation of the share by chance, given features with the covariance within labels."""
     apart, variance, freedom = _apart(f, y)
     scaled = apart / variance.sqrt()[:, None]
     products = torch.stack([scaled[i].dot(scaled[j]) for i in range(len(f)) for j in range(len(f))])
@@ -29,31 +29,35 @@ def error(f: Tensor, e: Tensor, y: Tensor, partners: str) -> Tensor:
 
 
 def gain(e: Tensor, y: Tensor, partners: str) -> Tensor:
-    """What the environment as a variable, one column for each, adds; if they were all of the variance."""
+    """Return the share explained in features that are the environment itself, with one column for each."""
     n = len(e)
-    columns = torch.nn.functional.one_hot(e).double()
+    if e.is_floating_point():
+        vectors, values = torch.linalg.eigh(_fitted(e, y, "across"))[::-1]
+        columns = vectors[:, values > 0.5]
+    else:
+        columns = torch.nn.functional.one_hot(e).double()
     apart = torch.stack([columns[i] - columns[y == y[i]].mean(0) for i in range(n)])
     return (apart.T @ _form(e, y, partners) @ apart).trace() / apart.square().sum(1).mean()
 
 
 def _form(e: Tensor, y: Tensor, partners: str) -> Tensor:
-    """The quadratic form of residuals, ``(B, B)``: within labels, and without trace for any variances of cells."""
+    """Return the quadratic form ``(B, B)`` within labels, whose mean is zero for any variances of cells."""
     n = len(e)
     residual = torch.eye(n, dtype=torch.float64)
     for i in range(n):
         of_label = [j for j in range(n) if y[j] == y[i]]
         for j in of_label:
             residual[i, j] -= 1 / len(of_label)
-    explained = _averaged(e, y, partners)
+    explained = _fitted(e, y, partners) if e.is_floating_point() else _averaged(e, y, partners)
     squares = residual @ explained @ residual
-    # what is taken off of each cell's square: so that the rest has no diagonal, seen from the features
+    # subtract a multiple of each cell's square, so that the form of the features has a diagonal of zeros
     own = torch.linalg.lstsq(residual.square(), squares.diagonal()[:, None], driver="gelsd").solution[:, 0]
     form = squares - residual @ own.diag() @ residual
     return form if form.square().sum() > 1e-6 * (1 + explained.trace()) else 0 * form
 
 
 def _averaged(e: Tensor, y: Tensor, partners: str) -> Tensor:
-    """The matrix that averages over cells of an environment."""
+    """Return the matrix that averages over cells of an environment."""
     n = len(e)
     averaged = torch.zeros(n, n, dtype=torch.float64)
     for i in range(n):
@@ -63,8 +67,22 @@ def _averaged(e: Tensor, y: Tensor, partners: str) -> Tensor:
     return averaged
 
 
+def _fitted(numbers: Tensor, y: Tensor, partners: str) -> Tensor:
+    """Return the matrix that fits a polynomial of degree 4 to ranks, minus the mean, over all or each label's rows."""
+    n = len(numbers)
+    ranks = ((numbers < numbers[:, None]).sum(1) + (numbers <= numbers[:, None]).sum(1)).double() / n - 1
+    fitted = torch.zeros(n, n, dtype=torch.float64)
+    for rows in (
+        [torch.arange(n)] if partners == "across" else [torch.nonzero(y == label)[:, 0] for label in y.unique()]
+    ):
+        powers = torch.stack([(ranks[rows] - ranks[rows].mean()) ** k for k in range(5)], 1)
+        powers = powers / powers.norm(dim=0).clamp(min=1e-12)
+        fitted[rows[:, None], rows] = powers @ torch.linalg.pinv(powers, rtol=1e-9) - 1 / len(rows)
+    return fitted
+
+
 def _apart(f: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Cells less their labels' means, the variance of their label, and degrees of freedom of all."""
+    """Return cells minus the means of their labels, the variance of each cell's label, and total degrees of freedom."""
     n = len(f)
     f = f - f.mean(0)
     f = f / f.square().mean(0).sqrt()

@@ -23,18 +23,18 @@ from scbd._shared.checks import check_choice, size_after_resizing
         ([6, 6], (12, 8), (6, 6)),
     ],
 )
-def test_sizes(image_size, stored, expected):
+def test_size_after_resizing_valid_size_returns_height_and_width(image_size, stored, expected):
     assert size_after_resizing(image_size, *stored) == expected
 
 
-def test_what_is_not_square_is_not_squashed_unasked():
+def test_size_after_resizing_non_square_images_raise():
     said = r"squash images of 32 × 160 pixels.*proportions with image_size=\(6, 32\), or .* with image_size=\(32, 32\)"
     with pytest.raises(ValueError, match=said):
         size_after_resizing(32, 32, 160)
 
 
 @pytest.mark.parametrize("image_size", [0, -1, 2.5, "32", (4,), (4, 4, 4), (0, 4), (4.5, 4), [4, "4"]], ids=str)
-def test_sizes_that_are_none(image_size):
+def test_size_after_resizing_invalid_size_raises(image_size):
     with pytest.raises(ValueError, match="image_size must be a positive number of pixels, or \\(height, width\\), got"):
         size_after_resizing(image_size, 12, 12)
 
@@ -51,7 +51,7 @@ def test_sizes_that_are_none(image_size):
         lambda hidden: data.ArraySource(hidden[:, None, None, None].astype(np.float32)),
     ],
 )
-def test_what_a_mask_hides_is_not_read(take: Callable[[Any], Any]):
+def test_data_functions_masked_array_raises(take: Callable[[Any], Any]):
     with pytest.raises(TypeError, match="is a masked array, and what its mask hides would be used"):
         take(np.ma.masked_greater(np.arange(12), 8))
 
@@ -66,7 +66,7 @@ def test_what_a_mask_hides_is_not_read(take: Callable[[Any], Any]):
     ids=str,
 )
 @pytest.mark.parametrize("value", ["c", 1, ["a"]], ids=str)
-def test_a_choice_is_one_of_those_there_are(choices, said, value):
+def test_check_choice_unknown_value_raises(choices, said, value):
     check_choice("form", "a", choices)
     with pytest.raises(ValueError, match=re.escape(f"form={value!r} is not known: {said}")):
         check_choice("form", value, choices)

@@ -18,7 +18,7 @@ from scbd._shared.progress import progress_bar
 from scbd._shared.threads import keep_torch_threads, limit_torch_to_one_thread
 
 
-def test_one_place_by_two_names(tmp_path):
+def test_check_plates_distinct_repeated_plate_raises(tmp_path):
     (tmp_path / "a.h5ad").touch()
     (tmp_path / "b.h5ad").touch()
     (tmp_path / "link").symlink_to(tmp_path / "a.h5ad")
@@ -32,7 +32,7 @@ def test_one_place_by_two_names(tmp_path):
         check_plates_distinct([table, object(), table])
 
 
-def test_half_a_file_never_takes_the_name_of_a_whole_one(tmp_path):
+def test_open_atomically_failed_write_keeps_previous_file(tmp_path):
     path = tmp_path / "new" / "a.ckpt"
     with open_atomically(path) as file:
         file.write(b"good")
@@ -44,26 +44,26 @@ def test_half_a_file_never_takes_the_name_of_a_whole_one(tmp_path):
     assert os.listdir(path.parent) == ["a.ckpt"]
 
 
-def test_a_file_is_on_disk_before_it_takes_its_name(tmp_path, monkeypatch):
+def test_open_atomically_file_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
     done = []
 
-    def noted(name):
+    def record_calls_of(name):
         call = getattr(os, name)
 
-        def doing(*arguments):
+        def record_and_call(*arguments):
             done.append(name)
             return call(*arguments)
 
-        return doing
+        return record_and_call
 
     for name in ("fsync", "replace"):
-        monkeypatch.setattr(os, name, noted(name))
+        monkeypatch.setattr(os, name, record_calls_of(name))
     with open_atomically(tmp_path / "a") as file:
         file.write(b"x")
     assert done == ["fsync", "replace", "fsync"]
 
 
-def test_a_path_takes_its_name_when_what_writes_there_is_done(tmp_path):
+def test_write_atomically_path_is_replaced_only_on_success(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("before")
     with pytest.raises(RuntimeError, match="disk full"), write_atomically(path) as partial:
@@ -77,8 +77,8 @@ def test_a_path_takes_its_name_when_what_writes_there_is_done(tmp_path):
     assert os.listdir(tmp_path) == ["table.csv"]
 
 
-def test_two_who_write_one_file_do_not_meet(tmp_path):
-    """Each to a place of its own: the last to end has its whole file there."""
+def test_write_atomically_two_writers_last_to_finish_wins(tmp_path):
+    """Each writer has its own temporary file, and the file of the last to finish is complete."""
     path = tmp_path / "row.json"
     with write_atomically(path) as first:
         first.write_text("first")
@@ -88,7 +88,7 @@ def test_two_who_write_one_file_do_not_meet(tmp_path):
     assert path.read_text() == "first"
 
 
-def test_what_the_killed_have_left_is_removed_of_this_file_alone(tmp_path):
+def test_remove_partials_of_other_files_are_kept(tmp_path):
     left, other = tmp_path / ".a[1].ckpt.0f.partial", tmp_path / ".a1.ckpt.0f.partial"
     for path in (left, other):
         path.write_text("half")
@@ -96,15 +96,15 @@ def test_what_the_killed_have_left_is_removed_of_this_file_alone(tmp_path):
     assert os.listdir(tmp_path) == [other.name]
 
 
-def test_where_a_store_lies_until_it_is_whole(tmp_path):
-    """The same place in every process, and after a kill; names that a file system does not take are made short."""
+def test_partial_path_long_names_are_shortened(tmp_path):
+    """The path is the same in every process and after a kill; names too long for the file system are shortened."""
     assert partial_path(tmp_path / "s.zarr") == tmp_path / ".s.zarr.partial"
     long, other = (partial_path(tmp_path / ("\u00fc" * 120 + end)) for end in (".h5ad", ".zarr"))
     assert len(os.fsencode(long.name)) < 256
     assert long != other and long.parent == tmp_path
 
 
-def test_a_folder_is_no_file(tmp_path):
+def test_check_file_folder_or_missing_file_raises(tmp_path):
     (tmp_path / "table.csv").touch()
     assert check_file(str(tmp_path / "table.csv")) == tmp_path / "table.csv"
     with pytest.raises(FileNotFoundError, match="is a folder: name a file"):
@@ -122,14 +122,14 @@ def test_a_folder_is_no_file(tmp_path):
         (100_000, {"shown": False}, False),
     ],
 )
-def test_a_bar_is_shown_where_waiting_is_long_or_where_it_is_asked_for(capsys, n, settings, seen):
+def test_progress_bar_long_task_or_requested_is_shown(capsys, n, settings, seen):
     with progress_bar("Counting", n, **settings) as bar:
         bar.update(n)
     said = capsys.readouterr().err
     assert ("Counting" in said and "100%" in said and " cells/s" in said) is seen
 
 
-def test_torch_keeps_its_threads_whatever_happens():
+def test_keep_torch_threads_exception_restores_threads():
     before = torch.get_num_threads()
     with pytest.raises(KeyError), keep_torch_threads():
         torch.set_num_threads(before + 1)
@@ -137,14 +137,14 @@ def test_torch_keeps_its_threads_whatever_happens():
     assert torch.get_num_threads() == before
 
 
-def test_torch_is_not_loaded_for_it(monkeypatch):
+def test_keep_torch_threads_torch_not_loaded_is_not_imported(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch")
     with keep_torch_threads():
         limit_torch_to_one_thread()
     assert "torch" not in sys.modules
 
 
-def test_one_thread_until_then():
+def test_limit_torch_to_one_thread_is_undone_by_keep_torch_threads():
     before = torch.get_num_threads()
     with keep_torch_threads():
         torch.set_num_threads(3)

@@ -1,4 +1,4 @@
-"""Embeddings that a run compares with z_c, and the cells that they are standardised with."""
+"""Tests of the embeddings that a run compares with z_c, and of the cells used to standardise them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scbd._workflows.candidates import (
 from scbd.corrections import standardize_by_environment
 
 
-def labels_of_wells(**more: Any) -> CellLabels:
+def make_well_labels(**more: Any) -> CellLabels:
     wells = make_wells()
     y = wells.obs["compound"].astype(str).to_numpy()
     parts = {"y_name": "compound", "y": y, "environments": {"plate": wells.obs["plate"].astype(str).to_numpy()}}
@@ -28,8 +28,8 @@ def labels_of_wells(**more: Any) -> CellLabels:
     return CellLabels(**(parts | {"position": wells.obs["well"].astype(str).to_numpy()} | more))
 
 
-def test_corrected_inputs_do_not_depend_on_held_out_cells():
-    labels, x = labels_of_wells(), np.asarray(make_wells().X)
+def test_compute_corrected_inputs_do_not_depend_on_held_out_cells():
+    labels, x = make_well_labels(), np.asarray(make_wells().X)
     reference = choose_reference_cells(labels)
     found = compute_corrected_inputs("features", x, labels, reference)
     assert [*found][:2] == ["features", "features, standardised by plate"] and [*found][-1].endswith("WCCN")
@@ -44,8 +44,8 @@ def test_corrected_inputs_do_not_depend_on_held_out_cells():
         np.testing.assert_array_equal(found[name][labels.is_train], again[name][labels.is_train])
 
 
-def test_corrected_inputs_sphered_need_enough_training_controls():
-    labels, x = labels_of_wells(), np.asarray(make_wells().X)
+def test_compute_corrected_inputs_few_training_controls_omits_sphering():
+    labels, x = make_well_labels(), np.asarray(make_wells().X)
     few = replace(labels, is_control=labels.is_control & (np.arange(len(x)) < 12))
     many = replace(labels, is_control=np.arange(len(x)) % 2 == 0)
     assert not any("sphered" in name for name in compute_corrected_inputs("features", x, few, None))
@@ -53,22 +53,22 @@ def test_corrected_inputs_sphered_need_enough_training_controls():
     assert {"features, sphered", "features, standardised by plate, sphered"} <= set(found)
 
 
-def test_corrected_inputs_that_cannot_be_computed_are_missing_and_logged(caplog):
-    labels, x = labels_of_wells(), np.asarray(make_wells().X)
+def test_compute_corrected_inputs_single_cell_environment_logs_omission(caplog):
+    labels, x = make_well_labels(), np.asarray(make_wells().X)
     alone = replace(labels, environments={"plate": np.where(np.arange(len(x)) == 0, "alone", "p")})
     caplog.set_level("INFO")
     found = compute_corrected_inputs("features", x, alone, choose_reference_cells(alone))
     assert next(iter(found)) == "features" and "features, standardised by plate" not in found
     assert "features, standardised by plate is not compared" in caplog.text
-    # an embedding that was trained for hours must not be lost to it, either
+    # the trained embedding is kept, and only its standardised form is omitted
     trained = {"z_c": x}
     add_standardised(trained, "z_c", alone, choose_reference_cells(alone))
     assert [*trained] == ["z_c"] and "z_c, standardised by plate is not compared" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["cells", "controls"])
-def test_reference_cells_environment_without_training_cells_is_estimated_from_its_own(kind):
-    labels = labels_of_wells()
+def test_choose_reference_cells_held_out_environment_uses_its_own_cells(kind):
+    labels = make_well_labels()
     plate = labels.environments["plate"]
     held_out = plate == plate[0]
     labels = replace(labels, is_train=~held_out)
@@ -83,7 +83,7 @@ def test_reference_cells_environment_without_training_cells_is_estimated_from_it
     np.testing.assert_allclose(x[held_out & asked].mean(0), 0, atol=1e-5)
 
 
-def test_reference_cells_choose_the_finest_environment_and_controls_where_perturbations_differ():
+def test_choose_reference_cells_nested_labels_returns_controls_or_none():
     n = 1_200
     rng = np.random.default_rng(0)
     well = rng.integers(8, size=n)
@@ -96,16 +96,16 @@ def test_reference_cells_choose_the_finest_environment_and_controls_where_pertur
     )
     found = choose_reference_cells(labels)
     assert found is not None and found[:2] == ("well", "cells")
-    # each well has a perturbation of its own next to controls
+    # each well holds controls and one perturbation that no other well holds
     is_control = rng.random(n) < 0.4
     nested = replace(labels, y=np.where(is_control, "DMSO", well.astype(str)), is_control=is_control)
     found = choose_reference_cells(nested)
     assert found is not None and found[:2] == ("well", "controls")
-    # and without controls, nothing separates a well from its perturbation
+    # without controls, the effect of a well cannot be separated from the effect of its perturbation
     assert choose_reference_cells(replace(nested, y=well.astype(str), is_control=np.zeros(n, dtype=bool))) is None
 
 
-def test_scaled_training_cells_have_mean_0_and_variance_1_and_constant_features_are_0():
+def test_standardize_over_training_cells_constant_feature_is_zero():
     rng = np.random.default_rng(0)
     x = np.column_stack([5 + 3 * rng.normal(size=200), np.full(200, 7.0)])
     train = np.arange(200) < 150

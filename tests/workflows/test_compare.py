@@ -1,4 +1,4 @@
-"""Embeddings of any origin: how well labels are predicted, and on cells that were not learned from."""
+"""Tests of the comparison of embeddings of any origin on cells that were not trained on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NET = pd.DataFrame({"source": np.repeat(["A", "B", "C"], 2), "target": [f"g{i}" 
 
 @pytest.fixture(scope="module")
 def cells() -> AnnData:
-    """Three pairs of genes and controls in wells that shift all cells; genes g1 and g4 are not learned from."""
+    """Return three pairs of related genes and controls, in wells that shift all cells; g1 and g4 are not trained on."""
     rng, n = np.random.default_rng(0), 1400
     gene, well = np.arange(n) % 7, rng.integers(4, size=n)
     of_pair = 3 * np.eye(4)[[0, 0, 1, 1, 2, 2, 3]]
@@ -40,7 +40,7 @@ def scores(frame: pd.DataFrame, representation: str) -> pd.Series:
     return frame[frame["representation"] == representation].set_index("metric")["value"]
 
 
-def test_keys_of_any_origin_are_told_apart_and_standardised(cells, caplog):
+def test_compare_keys_given_scores_each_key_and_its_standardised_form(cells, caplog):
     frame = compare(cells, {"mine": "X_shifted", "noise": "X_noise"}, trained_on="split", net=NET, **HOW)
     assert frame["representation"].unique().tolist() == ["mine", "mine, standardised", "noise", "noise, standardised"]
     assert "y_probe_unseen_auroc are of 2 perturbations that were not learned from: of so few" in caplog.text
@@ -52,7 +52,7 @@ def test_keys_of_any_origin_are_told_apart_and_standardised(cells, caplog):
     assert probes <= set(frame.dropna(subset="chance")["metric"]) and set(frame["key"]) == {"X_shifted", "X_noise"}
 
 
-def test_scores_are_those_of_a_benchmark_of_new_cells_after_what_the_others_taught(cells):
+def test_compare_correction_fit_on_training_cells_is_equal_to_benchmark(cells):
     fit = (cells.obs["split"] == "train").to_numpy()
     frame = compare(cells, ["X_shifted"], trained_on=fit, corrections=["TVN"], **HOW)
     known = {"environments": cells.obs["well"], "controls": cells.obs["gene"] == "none", "fit": fit}
@@ -63,8 +63,8 @@ def test_scores_are_those_of_a_benchmark_of_new_cells_after_what_the_others_taug
     pd.testing.assert_frame_equal(found[["value", "chance", "better"]], by_hand[["value", "chance", "better"]])
 
 
-def test_wells_are_held_out_of_the_probe_of_unseen_perturbations_too():
-    """Each well holds one gene, and the embedding the well alone: a probe of single cells would read genes with 0.9."""
+def test_compare_one_gene_per_well_unseen_probe_holds_out_wells():
+    """Each well holds one gene and the embedding encodes wells only; a probe of single cells would reach 0.9."""
     rng = np.random.default_rng(0)
     well = np.repeat(np.arange(60), 20)
     z = 2 * rng.normal(size=(60, 16))[well] + rng.normal(size=(1200, 16))
@@ -77,8 +77,8 @@ def test_wells_are_held_out_of_the_probe_of_unseen_perturbations_too():
 
 
 @pytest.mark.parametrize("control", [None, "6", 6, 6.0])
-def test_perturbations_are_told_by_numbers_as_by_their_text(cells, control):
-    """Whole numbers of a column with a gap are stored as 1.0."""
+def test_compare_numeric_labels_is_equal_to_text_labels(cells, control):
+    """Integers in a column with missing values are stored as floats, such as 1.0."""
     number = cells.obs["gene"].map({**{f"g{i}": i for i in range(6)}, "none": 6}).astype(int)
     frames = []
     for genes in (number.astype(str), number, number.astype(float)):
@@ -91,14 +91,14 @@ def test_perturbations_are_told_by_numbers_as_by_their_text(cells, control):
         pd.testing.assert_frame_equal(frame, frames[0])
 
 
-def test_several_seeds_of_one_representation_and_no_unseen_perturbation(cells):
+def test_compare_several_seeds_all_labels_seen_returns_no_unseen_metric(cells):
     seeds = {"mine": ["X_shifted", cells.obsm["X_true"]]}
     frame = compare(cells, seeds, trained_on=np.arange(0, cells.n_obs, 2), corrections=[None], **HOW)
     assert frame.groupby("representation")["key"].unique().loc["mine"].tolist() == ["X_shifted", "mine[1]"]
     assert not frame["metric"].str.contains("unseen").any()
 
 
-def test_several_networks_hold_for_unseen_perturbations_too(cells):
+def test_compare_several_networks_is_equal_to_single_networks(cells):
     how = HOW | {"trained_on": "split", "corrections": [None]}
     alone = compare(cells, ["X_true"], net=NET, **how).set_index("metric")
     found = compare(cells, ["X_true"], net={"one": NET, "again": NET}, **how).set_index("metric")
@@ -108,15 +108,15 @@ def test_several_networks_hold_for_unseen_perturbations_too(cells):
             assert found.loc[f"{metric} ({name})", columns].equals(alone.loc[metric, columns])
 
 
-def test_where_all_genes_are_related_nothing_is_told_of_unseen_ones(cells):
+def test_compare_all_genes_related_relationship_map_is_nan(cells):
     everything = pd.DataFrame({"source": "all", "target": NET["target"]})
     found = compare(cells, ["X_true"], trained_on="split", net=everything, **HOW).set_index("metric")["value"]
     assert found["relationship_average_precision"].notna().all()
     assert found[["relationship_map_seen", "relationship_map_unseen"]].isna().all()
 
 
-def test_replicates_of_what_was_trained_on_are_warned_of(cells):
-    """Rows are new, and their perturbations are not: an encoder knows these by heart."""
+def test_compare_replicates_of_trained_perturbations_warns(cells):
+    """The scored rows were not trained on, but their perturbations were, so an encoder may have memorised these."""
     few = cells[:400]
     how: dict[str, Any] = {"trained_on": "split", "corrections": [None], **HOW}
     with pytest.warns(UserWarning, match=r"trained on 4 of 6 perturbations that are scored \(g0, g2, g3, g5\)"):
@@ -125,7 +125,7 @@ def test_replicates_of_what_was_trained_on_are_warned_of(cells):
     compare(unseen, ["X_true"], replicates=True, **how)
 
 
-def test_representations_are_compared_with_one_of_them(cells):
+def test_compare_reference_given_returns_differences_from_it(cells):
     both: dict[str, Any] = {"true": "X_true", "noise": ["X_noise", "X_true"]}
     how = HOW | {"trained_on": "split", "n_bootstrap": 20, "reference": "true, standardised"}
     frame = compare(cells, both, **how).dropna(subset="p_value")
@@ -135,7 +135,7 @@ def test_representations_are_compared_with_one_of_them(cells):
     assert frame.loc[("noise", "X_noise", "y_probe_f1"), "difference_high"] < 0
 
 
-def test_corrections_that_cannot_be_learned_are_told_of_before_any_score(cells, monkeypatch):
+def test_compare_well_without_training_cells_raises_before_scoring(cells, monkeypatch):
     monkeypatch.setattr("scbd._workflows.compare.benchmark", None)
     trained = ((cells.obs["split"] == "train") & (cells.obs["well"] != "2")).to_numpy()
     with pytest.raises(ValueError, match="'2'"):
@@ -166,8 +166,8 @@ def test_corrections_that_cannot_be_learned_are_told_of_before_any_score(cells, 
         ({"corrections": ["TVN"], "control": None}, ValueError, "TVN learns from controls, and none are given"),
     ],
 )
-def test_bad_input_is_told_of_before_any_work(cells, given, error, message, monkeypatch):
-    monkeypatch.setattr("scbd._workflows.compare.benchmark", None)  # whatever is scored fails otherwise
+def test_compare_invalid_input_raises_before_scoring(cells, given, error, message, monkeypatch):
+    monkeypatch.setattr("scbd._workflows.compare.benchmark", None)  # scoring would raise another error
     monkeypatch.setattr("scbd._workflows.compare.correct", None)
     asked: dict[str, Any] = {"embeddings": ["X_true"], "trained_on": "split"} | HOW | given
     with pytest.raises(error, match=message):
@@ -179,13 +179,13 @@ def few() -> AnnData:
     return make_cells()
 
 
-def test_an_embedding_that_is_missing_is_named(few):
+def test_evaluate_missing_embedding_raises(few):
     with pytest.raises(KeyError, match="obsm has no 'X_scbd_c'"):
         evaluate(few, ["gene"])
 
 
 @pytest.mark.parametrize("left", [50, 49, 0])
-def test_a_few_cells_are_too_few_to_be_tested_on_alone(few, left):
+def test_evaluate_few_held_out_cells_warns_and_tests_on_all_cells(few, left):
     few.obsm["z"] = np.random.default_rng(0).normal(size=(few.n_obs, 2))
     said = f"as {left} of 96 were not trained on"
     told = pytest.warns(UserWarning, match=said) if left < 50 else nullcontext()
@@ -195,8 +195,8 @@ def test_a_few_cells_are_too_few_to_be_tested_on_alone(few, left):
     assert evaluate(few, "gene", embeddings={"z": "z"})["tested_on"].tolist() == ["all cells"]
 
 
-def test_a_mask_says_what_row_numbers_say(few):
-    """Its length was taken for the number of rows that were learned from: all cells were scored."""
+def test_evaluate_train_mask_is_equal_to_row_numbers(few):
+    """Regression: the length of the mask was taken for the number of training rows, and all cells were scored."""
     few.obsm["z"] = np.random.default_rng(0).normal(size=(few.n_obs, 2))
     rows = np.random.default_rng(1).permutation(few.n_obs)[:40]
     by_number, by_mask = (
@@ -207,7 +207,7 @@ def test_a_mask_says_what_row_numbers_say(few):
     pd.testing.assert_frame_equal(by_number, by_mask)
 
 
-def test_arrays_and_columns_say_what_keys_and_rows_say(few):
+def test_evaluate_arrays_and_columns_are_equal_to_keys_and_rows(few):
     few.obsm["z"] = np.random.default_rng(0).normal(size=(few.n_obs, 2))
     few.obs["part"] = np.where(np.arange(few.n_obs) < 40, "train", "test")
     by_key = evaluate(few, ["gene"], embeddings={"z": "z"}, train_indices=np.arange(40))
@@ -215,8 +215,8 @@ def test_arrays_and_columns_say_what_keys_and_rows_say(few):
     pd.testing.assert_frame_equal(by_key, by_array)
 
 
-def test_labels_that_were_not_trained_on_are_told_from_each_other(few):
-    """They counted as errors: a probe cannot name what it has not seen."""
+def test_evaluate_unseen_labels_are_scored_separately(few):
+    """Regression: unseen labels counted as errors, although a probe cannot predict a label it was not trained on."""
     few.obsm["z"] = np.eye(4)[few.obs["gene"].cat.codes] + 0.01 * np.random.default_rng(0).normal(size=(few.n_obs, 4))
     few.obs["part"] = np.where(
         few.obs["gene"].isin(["gene_0", "gene_1"]) | (np.arange(few.n_obs) < 30), "test", "train"
@@ -226,7 +226,7 @@ def test_labels_that_were_not_trained_on_are_told_from_each_other(few):
     assert (table["f1"] == 1).all()
 
 
-def test_an_interval_holds_the_score_and_shrinks_with_cells():
+def test_evaluate_interval_contains_score_and_shrinks_with_cells():
     widths = []
     for n in (200, 2_000):
         cells = make_cells(n)

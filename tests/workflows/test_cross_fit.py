@@ -29,27 +29,27 @@ CELLS: dict[str, Any] = {"y_key": "gene", "e_key": "well", "control": "gene_0", 
 
 @pytest.fixture
 def models(monkeypatch):
-    """Those that are trained, as they are."""
+    """Collect each model once it is trained."""
     found: list[SCBDModel] = []
     train = SCBDModel.train
 
-    def watched(self, **training):
+    def train_and_record(self, **training):
         train(self, **training)
         found.append(self)
 
-    monkeypatch.setattr(SCBDModel, "train", watched)
+    monkeypatch.setattr(SCBDModel, "train", train_and_record)
     return found
 
 
 @pytest.mark.parametrize(("make", "how"), [(make_wells, WELLS | {"position_key": "well"}), (make_cells, CELLS)])
-def test_no_model_has_seen_what_it_embeds(models, make, how):
+def test_cross_fit_models_embed_only_perturbations_unseen_in_training(models, make, how):
     adata = make()
     y, names = adata.obs[how["y_key"]].to_numpy(), adata.obs_names
     found = cross_fit(adata, **how)
     control = found.obs[how["y_key"]] == how["control"]
     of_fold = [set(part) for _, part in found.obs[how["y_key"]].groupby(found.obs["scbd_fold"], observed=True)]
     assert len(models) == len(of_fold) == how.get("n_folds", 5)
-    # each perturbation once, by one model; controls by all, always the same ones
+    # one model embeds each perturbation; every model embeds the same held-out controls
     assert sorted(found.obs_names[~control]) == sorted(names[y != how["control"]])
     assert sum(len(fold - {how["control"]}) for fold in of_fold) == len(set(y)) - 1
     kept_out = {name.split(" fold ")[0] for name in found.obs_names[control]}
@@ -61,22 +61,22 @@ def test_no_model_has_seen_what_it_embeds(models, make, how):
     if "position_key" in how:
         trained = adata.obs["well"].to_numpy()[models[0].train_indices]
         assert not {*found.obs["well"][control]} & {*trained}
-    # what the last model says, and nobody else
+    # embeddings of the last fold are those of the last model
     last = (found.obs["scbd_fold"] == str(len(models) - 1)).to_numpy()
     rows = names.get_indexer([name.split(" fold ")[0] for name in found.obs_names[last]])
     z = models[-1].get_latent_representation(indices=rows)
     np.testing.assert_allclose(found.obsm["X_scbd_c"][last], z, atol=1e-5)
 
 
-def test_metrics_compare_within_folds(monkeypatch):
-    """Embeddings that tell nothing but their fold have nothing to be called, once the fold is in the environment."""
+def test_cross_fit_fold_in_e_key_metrics_compare_within_folds(monkeypatch):
+    """Embeddings that encode only the fold have no significant effects once the fold is part of the environment."""
     points = iter(np.eye(4, dtype=np.float32))
     monkeypatch.setattr(
         SCBDModel, "get_latent_representation", lambda self, indices: np.tile(next(points), (len(indices), 1))
     )
     monkeypatch.setattr("scbd._workflows.cross_fit.train_or_load", lambda model, *args, **how: model)
     wells = make_wells(n_compounds=8, n_controls=8)
-    wells.obs["scbd_split"] = "train"  # of an earlier run
+    wells.obs["scbd_split"] = "train"  # a column of an earlier run
     found = cross_fit(wells, **WELLS | {"n_folds": 4, "position_key": "well"})
     how: dict[str, Any] = {"y_key": "compound", "control": "DMSO", "n_permutations": 200}
     apart = perturbation_effects(found, "X_scbd_c", e_key=["scbd_fold", "plate"], **how)
@@ -86,11 +86,11 @@ def test_metrics_compare_within_folds(monkeypatch):
     position: dict[str, Any] = {"e_key": ["scbd_fold", "plate"], "position_key": ["scbd_fold", "well"]}
     replicates = replicate_retrieval(found, "X_scbd_c", **position, **how)  # without a warning
     assert len(replicates.table) == 8 and replicates.mean_average_precision == pytest.approx(replicates.chance)
-    # controls of a position are found within a fold: three plates beside the query's
+    # controls of a position are retrieved within a fold: from the three plates other than the query's
     assert (replicates.floor_table["n_positives"] == 3).all()
 
 
-def test_what_compares_rows_of_several_models_says_so():
+def test_metrics_rows_of_several_models_warns():
     wells = make_wells()
     wells.obs["scbd_fold"] = np.arange(wells.n_obs) % 2
     wells.obs["target"] = wells.obs["compound"].astype(str).str[-1]
@@ -110,7 +110,7 @@ def test_what_compares_rows_of_several_models_says_so():
         compared(one)  # without a warning
 
 
-def test_inert_perturbations_are_not_called_and_others_are():
+def test_cross_fit_inert_perturbations_are_not_significant():
     size: dict[str, Any] = {"n_controls": 12, "n_features": 24, "active": 0.5, "one_layout": False, "seed": 3}
     wells = simulated_profiles(24, 4, **size, effect_size=1.0)
     keys: dict[str, Any] = {"y_key": "perturbation", "control": "control"}
@@ -122,23 +122,23 @@ def test_inert_perturbations_are_not_called_and_others_are():
     assert len(active & set(called)) >= 10 and len(set(called) - active) <= 1
 
 
-def test_cross_fitting_that_was_interrupted_goes_on(tmp_path, models, monkeypatch):
+def test_cross_fit_interrupted_resumes_with_equal_result(tmp_path, models, monkeypatch):
     how: dict[str, Any] = WELLS | {"n_folds": 3, "max_steps": 2}
     whole = cross_fit(make_wells(), **how)
     assert len(models) == 3
     stop = SCBDModel.train
 
-    def stopped(self, **training):
+    def train_once_then_interrupt(self, **training):
         if len(models) == 4:
             raise KeyboardInterrupt
         stop(self, **training)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SCBDModel, "train", stopped)
+        patch.setattr(SCBDModel, "train", train_once_then_interrupt)
         with pytest.raises(KeyboardInterrupt):
             cross_fit(make_wells(), **how, out=tmp_path)
     found = cross_fit(make_wells(), **how, out=tmp_path)
-    assert len(models) == 6  # one before, two now
+    assert len(models) == 6  # three without `out`, one before the interruption and two after it
     pd.testing.assert_frame_equal(found.obs, whole.obs)
     np.testing.assert_allclose(found.obsm["X_scbd_c"], whole.obsm["X_scbd_c"], atol=1e-5)
     with pytest.raises(ValueError, match="fold-0.* other"):
@@ -159,7 +159,7 @@ def test_cross_fitting_that_was_interrupted_goes_on(tmp_path, models, monkeypatc
         ({"model_kwargs": {"encoder": object()}}, "encoder"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_trained(monkeypatch, settings, named):
+def test_cross_fit_invalid_settings_raises_before_training(monkeypatch, settings, named):
     monkeypatch.setattr(SCBDModel, "train", None)
     wells = make_wells()
     wells.obs["half"] = np.where(np.arange(wells.n_obs) % 2, "a", "b")
@@ -169,6 +169,6 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(monkeypatch, setti
         cross_fit(wells, **WELLS | settings)
 
 
-def test_few_perturbations_leave_something_to_train_on():
+def test_cross_fit_too_few_perturbations_for_folds_raises():
     with pytest.raises(ValueError, match="n_folds=2, 3 perturbations"):
         cross_fit(make_cells(), **CELLS | {"n_folds": 2})

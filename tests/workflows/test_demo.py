@@ -13,7 +13,7 @@ from scbd.cli import main
 @pytest.mark.filterwarnings("ignore:z_c has collapsed")
 @pytest.mark.usefixtures("permuted_once")
 def test_demo_digits_compares_two_systems_and_two_controls(tmp_path, monkeypatch, capsys):
-    """A handful of steps: what it writes and what it compares. Its numbers at full length are in the docs."""
+    """Check files and systems of a run of a few steps; the scores of a full run are in the documentation."""
     monkeypatch.setattr("scbd.pl.umap_blocks", lambda *args, **how: plt.subplots(squeeze=False)[1])  # takes seconds
     monkeypatch.setitem(demo_module.RANDOM_ENCODER_TRAINING, "max_steps", 5)
     monkeypatch.setitem(demo_module.DIGITS_TRAINING, "batch_size", 128)
@@ -28,7 +28,7 @@ def test_demo_digits_compares_two_systems_and_two_controls(tmp_path, monkeypatch
     for names, known in ((["pixel PCA"], fitted), (["random encoder"], embedded), (table.index[2:], learned)):
         shown = table.loc[names, learned]
         assert set(shown.columns[shown.notna().all()]) == set(shown.columns[shown.notna().any()]) == set(known)
-    # after a few dozen steps, colour is already read in distribution, and already misleads on white digits
+    # after a few dozen steps, the classifier already relies on colour, which fails on white digits
     assert table.loc["alpha = 0", "r_c in"] > 0.9
     assert table.loc["alpha = 0", "r_c white"] < table.loc["alpha = 0", "r_c in"] - 0.2
     written = ["digits.png", "metrics.csv", "model", "training_curves.png", "umap.png"]
@@ -36,7 +36,7 @@ def test_demo_digits_compares_two_systems_and_two_controls(tmp_path, monkeypatch
 
 
 @pytest.mark.filterwarnings("ignore:z_c has")
-def test_demo_screen_goes_from_images_to_report_and_continues(tmp_path, monkeypatch, capsys):
+def test_demo_screen_called_twice_writes_report_and_continues(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("scbd.pl.umap_blocks", lambda *args, **how: plt.subplots(squeeze=False)[1])
     monkeypatch.setattr("scbd._workflows.run.write_report", lambda report, path: path.write_text(report.verdict))
     monkeypatch.setitem(demo_module.SCREEN_SIMULATION, "n_cells", 400)

@@ -1,4 +1,4 @@
-"""Cells are opened, and files are inspected, without loading what trains models."""
+"""Tests of opening cells and inspecting files, without importing the libraries that train models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAVY = {"torch", "lightning", "scvi", "scanpy", "sklearn", "matplotlib"}
 ANNDATA, PANDAS = {"anndata", "zarr"}, {"pandas", "numpy"}
 
 
-def test_screens_are_opened_where_they_lie(tmp_path):
+def test_open_cells_image_or_obsm_key_returns_its_location(tmp_path):
     cells = make_cells()
     cells.obsm["other"] = cells.obsm.pop(KEY)
     cells.obsm["X_dino"] = np.ones((cells.n_obs, 3), "float32")
@@ -39,7 +39,7 @@ def test_screens_are_opened_where_they_lie(tmp_path):
 @pytest.mark.parametrize("layer", [None, "X"])
 @pytest.mark.parametrize(("ending", "write"), [("csv", "to_csv"), ("parquet", "to_parquet")])
 @pytest.mark.filterwarnings("ignore:Transforming to str index")
-def test_tables_of_features_are_read(ending, write, layer, tmp_path):
+def test_open_cells_feature_table_returns_features_and_labels(ending, write, layer, tmp_path):
     wells = make_wells()
     getattr(wells.to_df().join(wells.obs).reset_index(drop=True), write)(tmp_path / f"wells.{ending}", index=False)
     found, where = open_cells(tmp_path / f"wells.{ending}", layer=layer)
@@ -48,7 +48,7 @@ def test_tables_of_features_are_read(ending, write, layer, tmp_path):
     assert found.obs["compound"].tolist() == wells.obs["compound"].tolist()
 
 
-def test_labels_that_are_numbers_are_no_features(tmp_path):
+def test_open_cells_numeric_labels_are_not_features(tmp_path):
     wells = make_wells()
     table = wells.to_df().join(wells.obs).assign(donor=np.arange(wells.n_obs) % 3, dose=1.5)
     table.to_csv(tmp_path / "wells.csv", index=False)
@@ -59,7 +59,7 @@ def test_labels_that_are_numbers_are_no_features(tmp_path):
     assert found.var_names.tolist() == ["feature_1", "dose"]
 
 
-def test_what_cannot_be_opened_as_it_is_said_is_refused(tmp_path):
+def test_open_cells_inapplicable_options_raises(tmp_path):
     make_wells().to_df().to_csv(tmp_path / "wells.csv")
     make_wells().write_h5ad(tmp_path / "wells.h5ad")
     (tmp_path / "crops.csv").write_text("gene,dna,actin\na,0_dna.tif,0_actin.tif\n")
@@ -75,7 +75,7 @@ def test_what_cannot_be_opened_as_it_is_said_is_refused(tmp_path):
 
 
 def write_pictures(path: Path) -> None:
-    """A table of crops in two folders."""
+    """Write crops in two folders, and a table of them."""
     names = [f"{row % 2}/{row}.png" for row in range(8)]
     for row, name in enumerate(names):
         (path.parent / name).parent.mkdir(exist_ok=True)
@@ -121,14 +121,14 @@ def write_pictures(path: Path) -> None:
         ("notes.txt", lambda path: path.write_text("hello"), ["of no known kind"], "give .h5ad"),
     ],
 )
-def test_inspect_any_kind_describes_it_and_proposes_a_command(tmp_path, name, write, lines, command):
+def test_describe_path_any_kind_describes_it_and_proposes_a_command(tmp_path, name, write, lines, command):
     write(tmp_path / name)
     found = describe_path(tmp_path / name)
     assert all(line in found for line in lines), found
     assert command.format(shlex.quote(str(tmp_path / name))) in found.splitlines()[-1]
 
 
-def test_inspect_images_at_another_key_names_it_in_the_command(tmp_path, capsys):
+def test_inspect_image_key_given_names_it_in_the_command(tmp_path, capsys):
     cells: Any = make_cells()
     cells.obsm["crops"] = cells.obsm.pop(KEY)
     cells.write_h5ad(tmp_path / "cells.h5ad")
@@ -169,18 +169,18 @@ OF_NONE = ["none.csv", "--y-key", "compound", "--e-key", "plate"]
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_commands_that_do_not_train_import_nothing_heavy(some_files, absent, command, code):
+def test_main_commands_without_training_import_no_heavy_module(example_files, absent, command, code):
     run = "import json, sys; from scbd.cli import main; print(json.dumps([main(sys.argv[1:]), *sys.modules]))"
     how: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
-    done = subprocess.run([sys.executable, "-c", run, *command], cwd=some_files, **how)
+    done = subprocess.run([sys.executable, "-c", run, *command], cwd=example_files, **how)
     found, *modules = json.loads(done.stdout.splitlines()[-1])
     assert found == code, done.stderr
     assert not absent & set(modules)
 
 
 @pytest.fixture(scope="module")
-def some_files(tmp_path_factory):
-    """A folder with one file or folder of several kinds."""
+def example_files(tmp_path_factory):
+    """Return a folder with one file or folder of each of several kinds."""
     path = tmp_path_factory.mktemp("files")
     write_wells(path / "wells.csv")
     make_cells().write_h5ad(path / "cells.h5ad")
@@ -211,7 +211,7 @@ def lines_of(found: str, *beginnings: str) -> list[str]:
     ],
     ids=["a slash in a column", "reserved names", "a slash in e_key", "text among the features"],
 )
-def test_inspect_a_table_proposes_a_command_that_run_accepts(tmp_path, capsys, monkeypatch, columns, rename):
+def test_inspect_table_proposes_a_command_that_run_accepts(tmp_path, capsys, monkeypatch, columns, rename):
     write_wells(tmp_path / "wells.csv").assign(**columns).rename(columns=rename).to_csv(
         tmp_path / "wells.csv", index=False
     )
@@ -227,7 +227,7 @@ def test_inspect_a_table_proposes_a_command_that_run_accepts(tmp_path, capsys, m
         assert name in [*cells.obs, *cells.var_names] or f"{name!r} as " in logged
 
 
-def test_inspect_a_table_names_columns_of_numbers_that_it_does_not_take(tmp_path):
+def test_describe_path_table_names_numeric_columns_not_taken(tmp_path):
     wells = make_wells()
     features = wells.to_df().set_axis([f"nucleus {i}" for i in range(9)] + ["Number of cells"], axis=1)
     more = {"number of spots": features["nucleus 1"], "number of holes": 1.5, "number of edges": 2.5}
@@ -243,7 +243,7 @@ def test_inspect_a_table_names_columns_of_numbers_that_it_does_not_take(tmp_path
     assert "--features nucleus number " in found
 
 
-def test_inspect_images_says_of_how_many_cells_the_range_is(tmp_path):
+def test_describe_path_many_images_states_sample_size_of_the_range(tmp_path):
     make_cells(96).write_h5ad(tmp_path / "many.h5ad")
     make_cells(60).write_h5ad(tmp_path / "few.h5ad")
     assert all(
@@ -252,7 +252,7 @@ def test_inspect_images_says_of_how_many_cells_the_range_is(tmp_path):
     assert not any("sample" in x for x in lines_of(describe_path(tmp_path / "few.h5ad"), "  channel"))
 
 
-def test_inspect_images_without_labels_asks_for_a_table_that_convert_accepts(tmp_path, monkeypatch):
+def test_describe_path_unlabelled_images_proposes_table_for_convert(tmp_path, monkeypatch):
     write_pictures(tmp_path / "crops.csv")
     (tmp_path / "png").mkdir()
     for file in tmp_path.glob("[01]/*.png"):
@@ -266,8 +266,8 @@ def test_inspect_images_without_labels_asks_for_a_table_that_convert_accepts(tmp
     assert "column gene: 2 values" in describe_path(tmp_path / "screen.zarr")
 
 
-def screen(**columns: Any) -> pd.DataFrame:
-    """Eight perturbations in three replicates, each on a plate of its own, in two weeks with half of them each."""
+def make_screen_labels(**columns: Any) -> pd.DataFrame:
+    """Return labels of eight perturbations in two weeks, half in each, with three replicates on separate plates."""
     rows = pd.MultiIndex.from_product([range(8), range(3), range(4)], names=["gene", "rep", "cell"]).to_frame(
         index=False
     )
@@ -282,24 +282,29 @@ def screen(**columns: Any) -> pd.DataFrame:
     ("obs", "of_features", "e_key", "named"),
     [
         (
-            screen(),
+            make_screen_labels(),
             False,
             "plate",
             ["week (2 values; 8 of 8 values of gene occur in only one)", "well (8", "replicate (3"],
         ),
-        (screen(), True, "plate", ["week", "replicate"]),
-        (screen(batch="one").assign(batch=lambda d: d["plate"].isin(["plate0", "plate3"])), False, "batch", ["plate"]),
-        (screen().drop(columns="plate"), False, "week", ["replicate"]),
-        (screen().drop(columns=["plate", "week"]), False, "well", ["replicate"]),
-        (screen().drop(columns=["plate", "week"]), True, "replicate", []),
+        (make_screen_labels(), True, "plate", ["week", "replicate"]),
+        (
+            make_screen_labels(batch="one").assign(batch=lambda d: d["plate"].isin(["plate0", "plate3"])),
+            False,
+            "batch",
+            ["plate"],
+        ),
+        (make_screen_labels().drop(columns="plate"), False, "week", ["replicate"]),
+        (make_screen_labels().drop(columns=["plate", "week"]), False, "well", ["replicate"]),
+        (make_screen_labels().drop(columns=["plate", "week"]), True, "replicate", []),
         *(
-            (screen().rename(columns={"plate": name})[["gene", name]], False, name, [])
+            (make_screen_labels().rename(columns={"plate": name})[["gene", name]], False, name, [])
             for name in ("Imaging day", "run_id", "Metadata_Slide", "donor", "acquisition date", "site", "Experiment")
         ),
-        (screen()[["gene"]], False, None, []),
+        (make_screen_labels()[["gene"]], False, None, []),
     ],
 )
-def test_environment_proposed_is_the_coarsest_in_which_perturbations_repeat(obs, of_features, e_key, named):
+def test_propose_options_e_key_is_coarsest_with_repeated_perturbations(obs, of_features, e_key, named):
     options, notes = propose_options(obs, _count_values(obs), of_features=of_features)
     assert f"--e-key {'…' if e_key is None else shlex.quote(e_key)} " in options
     others = [note for note in notes if note.startswith("Proposed environment")]
@@ -307,9 +312,9 @@ def test_environment_proposed_is_the_coarsest_in_which_perturbations_repeat(obs,
     assert (e_key is None) == any("fill in --e-key" in note for note in notes)
 
 
-def test_column_that_marks_controls_is_named_with_their_labels():
+def test_propose_options_column_marking_controls_is_noted():
     kinds = {"gene0": "negative control", "gene1": "technical control", "gene2": "positive control"}
-    obs = screen(control_type=lambda d: d["gene"].map(kinds))
+    obs = make_screen_labels(control_type=lambda d: d["gene"].map(kinds))
     options, notes = propose_options(obs, _count_values(obs), of_features=True)
     assert "--control" not in options
     (note,) = [note for note in notes if "control_type" in note]
@@ -320,9 +325,9 @@ def test_column_that_marks_controls_is_named_with_their_labels():
     assert "--control DMSO" in options and not any("control_type" in note for note in notes)
 
 
-def test_columns_proposed_that_lack_values_are_named():
+def test_propose_options_column_with_missing_values_is_noted():
     """Training refuses rows without a label."""
-    obs = screen()
+    obs = make_screen_labels()
     obs.loc[[0, 1, 2], "plate"] = None
     _, notes = propose_options(obs, _count_values(obs), of_features=False)
     assert "Column plate has no value in 3 of 96 rows: fill it in, or remove these rows." in notes
@@ -350,6 +355,6 @@ def test_columns_proposed_that_lack_values_are_named():
         ),
     ],
 )
-def test_options_proposed_are_columns_and_controls_that_can_be_meant_alone(columns, of_features, keys):
+def test_propose_options_ambiguous_columns_are_left_to_fill_in(columns, of_features, keys):
     obs = pd.DataFrame({name: values * 3 for name, values in columns.items()})
     assert propose_options(obs, _count_values(obs), of_features=of_features)[0] == f"{keys} --out results"

@@ -21,11 +21,11 @@ SECTIONS = ["verdict", "umaps", "scores", "training", "crops", "related", "decis
 VOID = {"meta", "img", "br", "hr", "link", "input", "rect", "line"}
 
 
-# tests of the pictures themselves; in all others nothing is drawn, which takes less time
+# parts of the names of tests that draw figures; in all other tests nothing is drawn, to save time
 DRAWN = ("whole", "escapes", "number_of_perturbations", "computes_a_umap", "matplotlib")
 
 
-def keep_words(figure, alt: str, *caption: str) -> report_module._Picture:
+def keep_alt_and_caption(figure, alt: str, *caption: str) -> report_module._Picture:
     plt.close(figure)
     return report_module._Picture("data:image/png;base64,", 1, 1, alt, caption)
 
@@ -40,7 +40,7 @@ def quick_pictures(request, monkeypatch):
         empty = lambda *args, **how: plt.subplots(squeeze=False)[1]
         monkeypatch.setattr("scbd.pl.umap_blocks", empty)
         monkeypatch.setattr("scbd.pl.history", lambda *args, **how: empty().ravel())
-        monkeypatch.setattr(report_module, "_encode_figure", keep_words)
+        monkeypatch.setattr(report_module, "_encode_figure", keep_alt_and_caption)
 
 
 def make_report(n_perturbations: int = 4, *, n_cells: int = 120, n_wells: int = 3, **changes: Any) -> Report:
@@ -133,27 +133,27 @@ class Page(HTMLParser):
         return [str(attributes["id"]) for _, attributes in self.elements if "id" in attributes]
 
 
-def written(report: Report, folder: Path) -> Page:
+def write_and_parse(report: Report, folder: Path) -> Page:
     write_report(report, folder / "report.html")
     return Page((folder / "report.html").read_text(encoding="utf-8"))
 
 
 def test_write_report_page_is_whole_and_needs_no_other_file(tmp_path):
-    page = written(make_report(), tmp_path)
+    page = write_and_parse(make_report(), tmp_path)
     assert [name for name in page.ids if name in SECTIONS] == SECTIONS
     assert not page.of("script") and not page.of("link") and not page.of("iframe")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert not re.search(r"url\(|@import|https?://", text)
     images = page.of("img")
     assert all(image["src"].startswith("data:image/png;base64,") and len(image["alt"]) > 10 for image in images)
-    # two embeddings by gene and by well, curves, two channels, the heat map
+    # four UMAPs (two embeddings by gene and by well), training curves, two channels, the heat map
     assert len(images) == 8 == len(page.of("figcaption"))
     assert {link["href"] for link in page.of("a")} <= {f"#{name}" for name in page.ids}
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
 def test_write_report_states_scores_decisions_and_settings(tmp_path):
-    page = written(make_report(), tmp_path)
+    page = write_and_parse(make_report(), tmp_path)
     for phrase in (
         "z_c is best. Use it.",
         "120 held-out cells",
@@ -170,7 +170,7 @@ def test_write_report_states_scores_decisions_and_settings(tmp_path):
 
 
 def test_write_report_bars_show_scores_on_one_scale(tmp_path):
-    page = written(make_report(), tmp_path)
+    page = write_and_parse(make_report(), tmp_path)
     widths = [float(bar["width"].rstrip("%")) for bar in page.of("rect") if bar["class"] == "value"]
     np.testing.assert_allclose(widths, [100 * x for x in (0.2 / 0.7, 0.61 / 0.7, 0.8 / 0.9, 0.35 / 0.9)], atol=0.01)
     places = [float(line["x1"].rstrip("%")) for line in page.of("line") if line["class"] == "chance"]
@@ -188,7 +188,7 @@ def test_write_report_escapes_all_text(tmp_path):
     }
     assert report.crops is not None
     images, labels, _ = report.crops
-    page = written(
+    page = write_and_parse(
         replace(
             report,
             **renamed,
@@ -245,8 +245,8 @@ def without_values() -> dict[str, Any]:
         (without_values(), ["10 cells without finite values are missing"], []),
     ],
 )
-def test_write_report_parts_may_be_missing(tmp_path, changes, present, absent):
-    text = written(make_report(**changes), tmp_path).text
+def test_write_report_missing_parts_are_replaced_by_sentences(tmp_path, changes, present, absent):
+    text = write_and_parse(make_report(**changes), tmp_path).text
     assert all(phrase in text for phrase in present)
     assert not any(phrase in text for phrase in absent)
 
@@ -254,7 +254,7 @@ def test_write_report_parts_may_be_missing(tmp_path, changes, present, absent):
 @pytest.mark.parametrize("columns", [["value", "low", "high", "chance"], ["low", "high"], ["chance"], ["n"]])
 def test_write_report_missing_numbers_are_dashes(tmp_path, columns):
     report = make_report()
-    page = written(replace(report, scores=report.scores.assign(**dict.fromkeys(columns, np.nan))), tmp_path)
+    page = write_and_parse(replace(report, scores=report.scores.assign(**dict.fromkeys(columns, np.nan))), tmp_path)
     assert "nan" not in page.text.lower()
     shown = {bar["class"] for bar in page.of("rect") + page.of("line")}
     assert shown == {
@@ -264,9 +264,9 @@ def test_write_report_missing_numbers_are_dashes(tmp_path, columns):
 
 
 @pytest.mark.parametrize("n_perturbations", [1, 2, 300])
-def test_write_report_any_number_of_perturbations(tmp_path, n_perturbations):
+def test_write_report_any_number_of_perturbations_states_the_rest(tmp_path, n_perturbations):
     report = make_report(n_perturbations, n_cells=2 * (n_perturbations + 1) + 10, n_wells=30)
-    page = written(report, tmp_path)
+    page = write_and_parse(report, tmp_path)
     if n_perturbations == 300:
         phrases = [
             "the 10 perturbations with",
@@ -306,7 +306,7 @@ def test_write_report_heat_map_puts_similar_perturbations_together(monkeypatch):
 
 
 @pytest.mark.parametrize(("n_channels", "n_pictures"), [(1, 1), (3, 1), (5, 5), (8, 6)])
-def test_write_report_crops_have_a_picture_per_channel_or_one_in_colour(n_channels, n_pictures):
+def test_write_report_crops_have_one_picture_per_channel_or_in_colour(n_channels, n_pictures):
     images = np.random.default_rng(0).integers(0, 255, (120, n_channels, 6, 6)).astype("uint8")
     report = make_report()
     assert report.crops is not None
@@ -328,19 +328,21 @@ def test_write_report_crops_have_square_pixels_and_whole_names(shape, name):
     plt.close(figure)
 
 
-def test_write_report_labels_that_are_numbers_are_labels(tmp_path):
+def test_write_report_numeric_labels_are_matched_as_text(tmp_path):
     report = make_report()
     cells = report.cells
     cells.obs["gene"] = cells.obs["gene"].map({"mock": 0.0} | {f"gene_{i}": i + 1.0 for i in range(4)})
-    text = written(replace(report, cells=cells, controls=["0"], strongest=["2", "1"], e_keys=["day"]), tmp_path).text
+    text = write_and_parse(
+        replace(report, cells=cells, controls=["0"], strongest=["2", "1"], e_keys=["day"]), tmp_path
+    ).text
     assert "Coloured: the 2 perturbations with the strongest effects. Grey: controls. Light grey: 2 others." in text
 
 
 def test_write_report_computes_a_umap_of_each_embedding(tmp_path):
-    """A collapsed z_c is among those that somebody wants to see."""
+    """UMAPs are also drawn of a collapsed z_c, in which all cells are equal."""
     report = make_report(n_cells=40)
     report.cells.obsm["X_scbd_c"][:] = 1
-    assert len(written(report, tmp_path).of("img")) == 8
+    assert len(write_and_parse(report, tmp_path).of("img")) == 8
 
 
 def test_write_report_leaves_matplotlib_unchanged(tmp_path):

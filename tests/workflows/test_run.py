@@ -40,14 +40,14 @@ NO_VERDICT = Verdict(
 
 @pytest.fixture(autouse=True)
 def quick_umap(request, monkeypatch):
-    """The slowest part of a short run, and tested once."""
-    if request.function is not test_everything_is_written:
+    """Replace the UMAP, the slowest part of a short run, in all tests but one."""
+    if request.function is not test_run_all_outputs_are_written:
         monkeypatch.setattr("scbd.pl.umap_blocks", lambda *args, **how: plt.subplots(squeeze=False)[1])
 
 
 @pytest.fixture
 def only_training(monkeypatch):
-    """For what is not about the scores."""
+    """Replace scores, verdict and report, for tests of training and files."""
     monkeypatch.setattr("scbd._workflows.run.evaluate", lambda *args, **how: pd.DataFrame({"f1": [0.5]}))
     monkeypatch.setattr("scbd._workflows.run.judge_embeddings", lambda *args, **how: NO_VERDICT)
     monkeypatch.setattr("scbd._workflows.run.compute_input_pca", lambda adata, *rest: np.zeros((adata.n_obs, 2)))
@@ -55,7 +55,7 @@ def only_training(monkeypatch):
     monkeypatch.setattr("scbd._workflows.run.write_report", lambda report, path: path.write_text(report.verdict))
 
 
-def test_everything_is_written(tmp_path):
+def test_run_all_outputs_are_written(tmp_path):
     cells = make_cells(300)
     out = tmp_path / "new" / "run"
     table = run(
@@ -87,7 +87,7 @@ def test_everything_is_written(tmp_path):
     pd.testing.assert_frame_equal(pd.read_csv(out / "metrics.csv"), table)
     assert table[["embedding", "label"]].drop_duplicates().shape == (15, 2)
     assert set(table["label"]) == {"gene", "plate", "well"}
-    # probes learn from the cells the encoders learned from, and are tested on the others
+    # probes are trained on the encoders' training cells, and tested on all other cells
     is_train = np.isin(np.arange(300), model.train_indices)
     assert (~is_train).sum() > 50
     expected_scores = label_probe(written.obsm["X_pixel_pca"], written.obs["gene"], train=is_train)
@@ -115,7 +115,7 @@ def test_everything_is_written(tmp_path):
 
 
 @pytest.mark.parametrize("precious", ["metrics.csv", "model", "checkpoints/last.ckpt"])
-def test_results_are_not_written_over(tmp_path, precious):
+def test_run_directory_with_results_raises(tmp_path, precious):
     path = tmp_path / "run" / precious
     path.parent.mkdir(parents=True)
     path.write_text("precious")
@@ -124,8 +124,8 @@ def test_results_are_not_written_over(tmp_path, precious):
     assert path.read_text() == "precious"
 
 
-def test_cells_that_are_no_result_are_not_written_over(tmp_path):
-    """The input may lie where results are to go."""
+def test_run_directory_with_input_cells_raises(tmp_path):
+    """The input file may lie in the output directory."""
     make_cells().write_h5ad(tmp_path / "cells.h5ad")
     before = (tmp_path / "cells.h5ad").read_bytes()
     for resume in (False, True):
@@ -134,14 +134,14 @@ def test_cells_that_are_no_result_are_not_written_over(tmp_path):
     assert (tmp_path / "cells.h5ad").read_bytes() == before
 
 
-def test_a_file_is_no_directory(tmp_path):
+def test_run_out_is_a_file_raises(tmp_path):
     (tmp_path / "cells.h5ad").write_text("precious")
     with pytest.raises(FileExistsError, match="cells.h5ad is a file: give a directory to write to"):
         run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "cells.h5ad")
 
 
 @pytest.mark.usefixtures("only_training")
-def test_an_attempt_that_failed_does_not_block_the_next(tmp_path, monkeypatch):
+def test_run_after_failed_attempt_succeeds(tmp_path, monkeypatch):
     arguments: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": MODEL, "train_kwargs": TRAIN}
     with monkeypatch.context() as patch:
         patch.setattr(SCBDModule, "forward", lambda *args, **kwargs: 1 / 0)
@@ -150,7 +150,7 @@ def test_an_attempt_that_failed_does_not_block_the_next(tmp_path, monkeypatch):
     assert len(run(make_cells(), out=tmp_path / "run", **arguments)) == 1
 
 
-def test_nothing_is_written_for_cells_that_cannot_be_trained_on(tmp_path):
+def test_run_invalid_input_raises_and_writes_nothing(tmp_path):
     with pytest.raises(KeyError, match="obs has no 'genes'"):
         run(make_cells(), y_key="genes", e_key="well", out=tmp_path / "run")
     with pytest.raises(ValueError, match="batch_size=500 is larger"):
@@ -171,7 +171,7 @@ def test_nothing_is_written_for_cells_that_cannot_be_trained_on(tmp_path):
 
 
 @pytest.mark.usefixtures("only_training")
-def test_columns_that_no_file_has_are_written_as_text(tmp_path):
+def test_run_columns_of_unsupported_type_are_written_as_text(tmp_path):
     cells = make_cells()
     cells.obs["date"] = pd.Timestamp("2024-05-01") + pd.to_timedelta(np.arange(96) % 3, "D")
     cells.obs["row"] = pd.Series([1 if row % 2 else "A" for row in range(96)], dtype=object).to_numpy()
@@ -186,8 +186,8 @@ def test_columns_that_no_file_has_are_written_as_text(tmp_path):
 
 
 @pytest.mark.parametrize("e_key", ["plateno", ["plateno", "well"]])
-def test_columns_of_the_table_stay_what_they_are(tmp_path, e_key):
-    """Numbers of plates became categories of the caller's table."""
+def test_run_numeric_columns_caller_table_is_unchanged(tmp_path, e_key):
+    """Regression: a numeric column of plates became categorical in the caller's table."""
     cells = make_cells()
     cells.obs["plateno"], cells.obs["dose"] = np.arange(96) % 3 + 1, np.arange(96) // 3 % 2
     cells.obs["gene"] = cells.obs["gene"].astype(str)
@@ -203,7 +203,7 @@ def test_columns_of_the_table_stay_what_they_are(tmp_path, e_key):
     assert anndata.read_h5ad(tmp_path / "cells.h5ad").obs["plateno"].tolist() == given["plateno"].tolist()
 
 
-def test_what_cannot_be_written_is_named_before_training(tmp_path):
+def test_run_unwritable_values_raises_before_training(tmp_path):
     cases: dict[str, tuple[str, str, Any]] = {
         r"obs\['crop'\] holds values of the type ndarray": ("obs", "crop", [np.zeros(2)] * 96),
         r"uns\['made_by'\] \(object\) cannot be written to cells.h5ad": ("uns", "made_by", object()),
@@ -221,19 +221,19 @@ def test_what_cannot_be_written_is_named_before_training(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_pca_has_the_channels_of_the_model(tmp_path):
+def test_run_channels_given_pca_uses_the_same_channels(tmp_path):
     cells = make_cells()
     setup = {"channels": ["channel_1"]}
     run(cells, y_key="gene", e_key="well", out=tmp_path, setup_kwargs=setup, model_kwargs=MODEL, train_kwargs=TRAIN)
     np.testing.assert_array_equal(cells.obsm["X_pixel_pca"], scbd.baselines.pixel_pca(cells, channels=["channel_1"]))
 
 
-def failing_at(patch: pytest.MonkeyPatch, where: str) -> None:
+def make_stage_fail(patch: pytest.MonkeyPatch, where: str) -> None:
     def fails(*args: Any, **kwargs: Any) -> None:
         raise OSError(28, "No space left on device")
 
     if where == "embedding":
-        embed = SCBDModel.get_latent_representation  # at the end of training z_c is looked at, too
+        embed = SCBDModel.get_latent_representation  # training calls this, too, without `block`, and must not fail
         patch.setattr(
             SCBDModel,
             "get_latent_representation",
@@ -245,7 +245,7 @@ def failing_at(patch: pytest.MonkeyPatch, where: str) -> None:
         patch.setattr(f"scbd._workflows.run.{where}", fails)
 
 
-# early stopping: what is trained again would stop elsewhere
+# early stopping, since a model that is trained again would stop at another step
 STOPPING: dict[str, Any] = {"max_steps": 6, "early_stopping": True, "validate_every": 1}
 WHOLE: dict[str, Any] = {
     "y_key": "gene",
@@ -257,15 +257,15 @@ WHOLE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run that nothing stopped: its table and its folder."""
+    """Return the table and the folder of a run without interruption."""
     out = tmp_path_factory.mktemp("whole")
     return run(make_cells(), out=out, **WHOLE), out
 
 
 @pytest.mark.parametrize("where", ["embedding", "evaluate", "write_report", "_write_cells"])
-def test_a_run_that_fails_after_training_goes_on_from_there(tmp_path, monkeypatch, whole, where):
+def test_run_failed_after_training_resumes_without_training(tmp_path, monkeypatch, whole, where):
     with monkeypatch.context() as patch:
-        failing_at(patch, where)
+        make_stage_fail(patch, where)
         with pytest.raises(OSError, match="No space left"):
             run(make_cells(), out=tmp_path / "run", **WHOLE)
     with monkeypatch.context() as patch:
@@ -278,13 +278,13 @@ def test_a_run_that_fails_after_training_goes_on_from_there(tmp_path, monkeypatc
 
 
 @pytest.mark.usefixtures("only_training")
-def test_a_run_that_could_not_save_its_model_goes_on_from_the_checkpoint(tmp_path, monkeypatch):
+def test_run_model_not_saved_resumes_from_checkpoint(tmp_path, monkeypatch):
     how: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": MODEL, "train_kwargs": TRAIN}
     with monkeypatch.context() as patch:
-        failing_at(patch, "saving")
+        make_stage_fail(patch, "saving")
         with pytest.raises(OSError, match="No space left"):
             run(make_cells(), out=tmp_path / "run", **how)
-        patch.setattr(SCBDModule, "forward", lambda *args, **kwargs: 1 / 0)  # all steps are made
+        patch.setattr(SCBDModule, "forward", lambda *args, **kwargs: 1 / 0)  # no step is left to train
         with pytest.raises(OSError, match="No space left"):
             run(make_cells(), out=tmp_path / "run", resume=True, **how)
     run(make_cells(), out=tmp_path / "run", resume=True, **how)
@@ -292,14 +292,14 @@ def test_a_run_that_could_not_save_its_model_goes_on_from_the_checkpoint(tmp_pat
 
 
 @pytest.mark.usefixtures("only_training")
-def test_a_run_goes_on_with_the_same_cells_and_settings_alone(tmp_path, monkeypatch):
+def test_run_resume_with_other_settings_raises(tmp_path, monkeypatch):
     out = tmp_path / "run"
     how: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": MODEL, "train_kwargs": TRAIN}
     how["train_kwargs"] = constant = TRAIN | {"plan_kwargs": {"lr_decay": False}}
     run(make_cells(), out=out, **how)
     with pytest.raises(ValueError, match="other settings .*smoothing"):
         run(make_cells(), out=out, resume=True, **how | {"model_kwargs": MODEL | {"smoothing": 0.1}})
-    # longer is no other setting, unless rates fall towards the end
+    # more steps are accepted, unless the learning rate decays over the length of training
     with pytest.raises(ValueError, match="length: None → 6"):
         run(make_cells(), out=out, resume=True, **how | {"train_kwargs": TRAIN | {"max_steps": 6}})
     longer = how | {"train_kwargs": constant | {"max_steps": 6}}
@@ -307,13 +307,13 @@ def test_a_run_goes_on_with_the_same_cells_and_settings_alone(tmp_path, monkeypa
     assert json.loads((out / "settings.json").read_text())["training"]["steps"] == 6
     others = make_cells(seed=1)
     monkeypatch.setattr(SCBDModel, "train", lambda *args, **kwargs: 1 / 0)
-    with pytest.raises(ZeroDivisionError):  # what is saved is not taken for theirs
+    with pytest.raises(ZeroDivisionError):  # the saved model is not used for other cells
         run(others, out=out, resume=True, **longer)
 
 
-def test_a_model_of_a_single_block_is_run_to_the_end(tmp_path):
+def test_run_single_block_model_writes_no_style_embedding(tmp_path):
     cells = make_cells()
-    cells.obsm["X_scbd_s"] = np.zeros((96, 2))  # of another model
+    cells.obsm["X_scbd_s"] = np.zeros((96, 2))  # left by another model
     table = run(
         cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL | {"style_target": None}, train_kwargs=TRAIN
     )
@@ -325,8 +325,8 @@ def test_a_model_of_a_single_block_is_run_to_the_end(tmp_path):
 
 
 @pytest.mark.usefixtures("only_training")
-def test_it_is_written_which_cells_were_trained_on(tmp_path):
-    """Scores of replicates mean nothing of their perturbations."""
+def test_run_split_given_is_written_to_cells(tmp_path):
+    """Replicate scores are meaningless for perturbations that were trained on, so the split is written."""
     cells = make_cells()
     genes = cells.obs["gene"].unique().tolist()
     cells.obs["part"] = np.where(cells.obs["gene"] == genes[0], "test", "train")
@@ -337,7 +337,7 @@ def test_it_is_written_which_cells_were_trained_on(tmp_path):
 
 
 @pytest.mark.parametrize("where", [{"layer": "X"}, {"obsm_key": "dino"}])
-def test_features_are_run_to_the_end(tmp_path, where):
+def test_run_features_writes_embeddings_and_loadable_model(tmp_path, where):
     wells = make_wells()
     wells.obsm["dino"] = wells.X.copy()
     columns: dict[str, Any] = {"y_key": "compound", "e_key": "plate"}
@@ -347,7 +347,7 @@ def test_features_are_run_to_the_end(tmp_path, where):
     simple = ["features", "features, standardised by plate", "features, standardised by plate, WCCN"]
     assert table["embedding"].unique().tolist() == ["z_c", "z_s", *simple]
     written = anndata.read_h5ad(tmp_path / "cells.h5ad")
-    # all but the inputs
+    # the inputs themselves are not written
     expected = {"X_scbd_c", "X_scbd_s", "X_feature_pca"}
     assert set(written.obsm) == expected | {"dino"} - set(where.values()) and written.X is None
     settings = json.loads((tmp_path / "settings.json").read_text())
@@ -356,14 +356,14 @@ def test_features_are_run_to_the_end(tmp_path, where):
     np.testing.assert_array_equal(model.get_latent_representation(), written.obsm["X_scbd_c"])
 
 
-def test_the_pca_is_that_of_the_channels_a_model_looks_at(cells):
+def test_compute_input_pca_channels_given_is_equal_to_pixel_pca(cells):
     inputs = InputLocation.found(cells, channels=["channel_1"])
     found = compute_input_pca(cells, inputs, seed=0)
     np.testing.assert_array_equal(found, pixel_pca(cells, channels=["channel_1"]))
     assert np.abs(found - pixel_pca(cells)).max() > 1
 
 
-def parts_of(cells: anndata.AnnData, out: Path, **how: Any) -> pd.Series:
+def run_and_return_split(cells: anndata.AnnData, out: Path, **how: Any) -> pd.Series:
     run(cells, y_key="gene", e_key="well", out=out, model_kwargs=MODEL, **{"train_kwargs": TRAIN} | how)
     return cells.obs["scbd_split"].astype(str)
 
@@ -395,29 +395,29 @@ def test_run_passes_labels_of_the_design_to_the_verdict(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("only_training")
-def test_a_fifth_of_the_cells_is_held_out_unless_the_user_says_otherwise(tmp_path):
+def test_run_default_split_holds_out_a_fifth_of_the_cells(tmp_path):
     cells = make_cells(240)
-    part = parts_of(cells, tmp_path / "a")
+    part = run_and_return_split(cells, tmp_path / "a")
     sizes = part.value_counts()
     assert abs(sizes["test"] - 48) < 8 and abs(sizes["validation"] - 19) < 8
     share = (part == "test").groupby([cells.obs["gene"], cells.obs["well"]], observed=True).mean()
     assert (abs(share - 0.2) < 0.1).all()
     for name, size in (("b", 1.0), ("c", 0.5)):
-        part = parts_of(make_cells(240), tmp_path / name, train_kwargs=TRAIN | {"train_size": size})
+        part = run_and_return_split(make_cells(240), tmp_path / name, train_kwargs=TRAIN | {"train_size": size})
         assert (part == "train").mean() == pytest.approx(size, abs=0.02) and not (part == "test").any()
 
 
 @pytest.mark.usefixtures("only_training")
 @pytest.mark.parametrize(("n", "named", "n_whole"), [(30, True, 6), (30, False, 6), (29, True, 0)])
-def test_of_many_perturbations_a_fifth_is_held_out_but_never_controls(tmp_path, n, named, n_whole):
+def test_run_many_perturbations_holds_out_a_fifth_but_no_controls(tmp_path, n, named, n_whole):
     cells = make_cells(300)
     cells.obs["gene"] = pd.Categorical([f"gene_{i}" if i < n else "Non-targeting" for i in np.arange(300) % (n + 1)])
-    part = parts_of(cells, tmp_path, setup_kwargs={"control": "Non-targeting"} if named else {})
+    part = run_and_return_split(cells, tmp_path, setup_kwargs={"control": "Non-targeting"} if named else {})
     whole = (part == "test").groupby(cells.obs["gene"], observed=True).all()
     assert whole.sum() == n_whole and not whole["Non-targeting"]
 
 
-def test_loss_of_a_collapsed_embedding_is_no_bound_where_controls_are_named(tmp_path, monkeypatch):
+def test_run_control_named_draws_no_ceiling_of_the_loss(tmp_path, monkeypatch):
     drawn: list[Any] = []
 
     def draw(history: Any, *, ceiling: float | None) -> Any:
@@ -433,8 +433,8 @@ def test_loss_of_a_collapsed_embedding_is_no_bound_where_controls_are_named(tmp_
 
 
 @pytest.mark.parametrize("out", ["", "new/run"])
-def test_where_nothing_may_be_written_nothing_is_trained(tmp_path, monkeypatch, out):
+def test_run_unwritable_directory_raises_before_training(tmp_path, monkeypatch, out):
     monkeypatch.setattr("scbd._workflows.training_runs.train_or_load", None)
-    monkeypatch.setattr("os.access", lambda path, how: path != tmp_path)  # to root, everything is permitted
+    monkeypatch.setattr("os.access", lambda path, how: path != tmp_path)  # simulated, since root may write
     with pytest.raises(PermissionError, match="cannot be written to: give another directory"):
         run(make_cells(), y_key="gene", e_key="well", out=tmp_path / out, model_kwargs=MODEL, train_kwargs=TRAIN)

@@ -19,12 +19,12 @@ QUICK: dict[str, Any] = {"max_steps": 6, "batch_size": 24, "lr": 1e-3, "enable_p
 CELLS: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": {"encoder": "small", "n_latent": 8}}
 
 
-def test_a_sweep_trains_chooses_keeps_and_goes_on(tmp_path, monkeypatch):
+def test_select_alpha_called_again_returns_equal_runs_without_training(tmp_path, monkeypatch):
     how: dict[str, Any] = CELLS | QUICK | {"alphas": (0.01, 0), "n_seeds": 2}
     found = select_alpha(make_cells(), **how, out=tmp_path / "sweep")
     assert found.alpha in (0.0, 0.01) and found.criterion == "kept"
     assert list(zip(found.runs["seed"], found.runs["alpha"], strict=True)) == [(0, 0), (0, 0.01), (1, 0), (1, 0.01)]
-    # scored on what the split leaves: a tenth
+    # scored on the validation cells, a tenth of all cells
     assert found.runs["cells"].between(9, 12).all()
     right = found.runs[["accuracy", "chance"]].mul(found.runs["cells"], axis=0)
     np.testing.assert_allclose(right, right.round(), atol=1e-9)
@@ -35,19 +35,19 @@ def test_a_sweep_trains_chooses_keeps_and_goes_on(tmp_path, monkeypatch):
     pd.testing.assert_frame_equal(again.runs, found.runs)
 
 
-def test_a_sweep_that_was_interrupted_trains_the_rest(tmp_path, monkeypatch):
+def test_select_alpha_interrupted_trains_only_remaining_models(tmp_path, monkeypatch):
     how: dict[str, Any] = CELLS | QUICK | {"alphas": (0, 0.01, 0.1)}
     trained: list[float] = []
     whole, train = select_alpha(make_cells(), **how), SCBDModel.train
 
-    def stopped(self, **training):
+    def train_once_then_interrupt(self, **training):
         if len(trained) == 1:
             raise KeyboardInterrupt
         trained.append(self.module.alpha)
         train(self, **training)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SCBDModel, "train", stopped)
+        patch.setattr(SCBDModel, "train", train_once_then_interrupt)
         with pytest.raises(KeyboardInterrupt):
             select_alpha(make_cells(), **how, out=tmp_path)
     found = select_alpha(make_cells(), **how, out=tmp_path)
@@ -56,8 +56,8 @@ def test_a_sweep_that_was_interrupted_trains_the_rest(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["labels", "environments", "pixels", "split"])
-def test_a_sweep_does_not_answer_for_other_cells(tmp_path, what):
-    """Labels are mended, and the sweep is run again into the same directory."""
+def test_select_alpha_directory_of_other_cells_raises(tmp_path, what):
+    """The sweep is run again into the same directory after the cells were changed."""
     how: dict[str, Any] = CELLS | QUICK | {"alphas": (0, 0.01), "max_steps": 2, "split": "part"}
     cells = make_cells()
     cells.obs["part"] = np.where(np.arange(96) % 4, "train", "validation")
@@ -72,8 +72,8 @@ def test_a_sweep_does_not_answer_for_other_cells(tmp_path, what):
 
 
 @pytest.mark.parametrize("criterion", ["kept", "unseen"])
-def test_alpha_is_chosen_for_features(criterion):
-    """No split is as none given: the command line hands on every option."""
+def test_select_alpha_features_returns_an_alpha(criterion):
+    """`split=None` means no split, since the command line passes every option."""
     setup = {"layer": "X", "control": "DMSO", "position_key": "well"}
     training: dict[str, Any] = {"max_steps": 2, "enable_progress_bar": False, "accelerator": "cpu", "split": None}
     columns: dict[str, Any] = {"y_key": "compound", "e_key": "plate", "setup_kwargs": setup}
@@ -81,31 +81,31 @@ def test_alpha_is_chosen_for_features(criterion):
     assert found.alpha in (0, 0.1) and found.runs["accuracy"].notna().all()
 
 
-def test_environments_are_held_out_in_turn(monkeypatch):
+def test_select_alpha_unseen_holds_out_each_environment_in_turn(monkeypatch):
     cells, seen = make_cells(), []
     train = SCBDModel.train
 
-    def watched(self, **kwargs):
+    def train_and_record(self, **kwargs):
         train(self, **kwargs)
         wells = cells.obs["well"].to_numpy()
         seen.append((set(wells[self.train_indices]), set(wells[self.test_indices])))
 
-    monkeypatch.setattr(SCBDModel, "train", watched)
+    monkeypatch.setattr(SCBDModel, "train", train_and_record)
     found = select_alpha(cells, **CELLS, alphas=(0, 0.01), criterion="unseen", **QUICK)
     wells = set(cells.obs["well"])
-    assert [held for _, held in seen[::2]] == [held for _, held in seen[1::2]]  # both alphas on the same
+    assert [held for _, held in seen[::2]] == [held for _, held in seen[1::2]]  # equal folds for both alphas
     assert set.union(*(held for _, held in seen)) == wells and all(a == wells - b for a, b in seen)
     assert len(found.runs) == 2 * len(wells) and found.runs["cells"].sum() == 2 * len(cells)
 
 
-def test_an_alpha_that_diverges_is_not_chosen(monkeypatch):
+def test_select_alpha_diverging_alpha_warns_and_is_not_chosen(monkeypatch):
     losses = SCBDModule.forward
 
-    def spoiled(self, *args, **kwargs):
+    def forward_with_nan_loss(self, *args, **kwargs):
         found = losses(self, *args, **kwargs)
         return found._replace(loss=found.loss * float("nan")) if self.alpha == 0.1 else found
 
-    monkeypatch.setattr(SCBDModule, "forward", spoiled)
+    monkeypatch.setattr(SCBDModule, "forward", forward_with_nan_loss)
     with pytest.warns(UserWarning, match=r"alpha=0\.1: "):
         found = select_alpha(make_cells(), **CELLS | QUICK, alphas=(0, 0.1))
     assert found.alpha == 0 and found.runs["accuracy"].isna().tolist() == [False, True]
@@ -133,7 +133,7 @@ def test_an_alpha_that_diverges_is_not_chosen(monkeypatch):
         ({"split": "train_only"}, "no validation cells"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_before_anything_is_trained(monkeypatch, settings, named):
+def test_select_alpha_invalid_settings_raises_before_training(monkeypatch, settings, named):
     monkeypatch.setattr(SCBDModel, "train", None)
     cells = make_cells()
     cells.obs["train_only"], cells.obs["half"] = "train", np.where(np.arange(96) % 2, "a", "b")
@@ -147,7 +147,7 @@ def sweep(accuracies: dict[float, list[float]], cells: int = 10_000) -> pd.DataF
     )
 
 
-def test_the_largest_alpha_that_costs_little_is_chosen():
+def test_choose_alpha_returns_largest_alpha_above_threshold():
     found = choose_alpha(sweep({0.0: [0.9], 0.1: [0.92], 1.0: [0.91], 10.0: [0.6], 100.0: [0.2]}))
     assert found.alpha == 1.0 and found.criterion == "kept"
     # .1 + .97 × (.92 - .1), less the standard error of .92
@@ -169,21 +169,21 @@ def test_the_largest_alpha_that_costs_little_is_chosen():
 @pytest.mark.parametrize(
     ("accuracies", "chosen"),
     [
-        # beyond one that fails, passing is luck
+        # an alpha beyond one below the threshold is not chosen: it passes by chance
         ({0.0: [0.9], 1.0: [0.7], 10.0: [0.9]}, 0),
         ({0.0: [0.6], 0.003: [0.45], 0.01: [0.45], 0.03: [0.45], 0.1: [0.6]}, 0),
-        # below the best, accuracy may be lower
+        # accuracy may be lower at alphas below the best one
         ({0.0: [0.5], 1.0: [0.8], 10.0: [0.9], 30.0: [0.5]}, 10),
         ({0.0: [0.5], 1.0: [0.8], 10.0: [0.9], 30.0: [0.899], 100.0: [0.5], 300.0: [0.9]}, 30),
-        # one of which a run was lost reaches nothing
+        # an alpha of which a run failed is not chosen
         ({0.0: [0.8, 0.8], 1.0: [0.79, 0.81], 10.0: [0.95, np.nan], 100.0: [np.nan, np.nan]}, 1),
     ],
 )
-def test_one_that_is_reached_from_the_best_is_chosen(criterion, accuracies, chosen):
+def test_choose_alpha_curve_with_gap_returns_alpha_before_the_gap(criterion, accuracies, chosen):
     assert choose_alpha(sweep(accuracies), criterion=criterion).alpha == chosen
 
 
-def test_the_error_is_that_of_runs_where_they_differ_by_more_than_cells_do():
+def test_choose_alpha_variable_runs_threshold_uses_error_of_runs():
     runs = {0.0: [0.9, 0.5], 1.0: [0.62, 0.62], 10.0: [0.5, 0.5]}
     found = choose_alpha(sweep(runs), criterion="unseen")
     assert found.threshold == pytest.approx(0.7 - np.std([0.9, 0.5], ddof=1) / np.sqrt(2))
@@ -191,8 +191,8 @@ def test_the_error_is_that_of_runs_where_they_differ_by_more_than_cells_do():
 
 
 @pytest.mark.parametrize("columns", [["held_out"], ["held_out", "seed"]])
-def test_an_alpha_that_is_worse_in_every_environment_is_worse(columns):
-    """How far environments differ says nothing of how far alphas do."""
+def test_choose_alpha_paired_environments_threshold_uses_differences(columns):
+    """Differences between environments do not add to the error of the difference between alphas."""
     levels = np.array([0.95, 0.55, 0.75, 0.35])
     costs = {0.0: np.zeros(4), 0.01: np.array([0.012, -0.01, 0.01, -0.01]), 0.1: np.full(4, 0.08)}
     runs = pd.concat([sweep({alpha: list(levels - cost)}) for alpha, cost in costs.items()])
@@ -200,7 +200,7 @@ def test_an_alpha_that_is_worse_in_every_environment_is_worse(columns):
     found = choose_alpha(runs[["alpha", "accuracy", "chance", "cells", *columns]], criterion="unseen")
     assert found.alpha == 0.01 and found.curve["kept"].to_list() == [True, True, False]
     assert found.threshold == pytest.approx(levels.mean() - np.std(costs[0.01], ddof=1) / 2)
-    # of other environments, there is nothing to pair
+    # runs on different environments cannot be paired
     other = choose_alpha(runs.assign(held_out=np.arange(12).astype(str)), criterion="unseen")
     assert other.threshold == pytest.approx(levels.mean() - np.std(levels, ddof=1) / 2)
 
@@ -215,7 +215,7 @@ def test_an_alpha_that_is_worse_in_every_environment_is_worse(columns):
         (sweep({0.0: [0.4], 1.0: [0.5]}), {"keep": 1.6}, ValueError, "keep=1.6"),
     ],
 )
-def test_what_cannot_be_chosen_from_is_refused(runs, how, error, named):
+def test_choose_alpha_invalid_input_raises(runs, how, error, named):
     with pytest.raises(error, match=named):
         choose_alpha(runs, **how)
 
@@ -225,7 +225,7 @@ ERM: dict[str, Any] = {"batch_size": 16, "enable_progress_bar": False, "accelera
 }
 
 
-def test_runs_of_erm_in_and_out_of_distribution():
+def test_check_assumption_returns_accuracy_in_and_out_of_distribution():
     how: dict[str, Any] = {
         "y_key": "gene",
         "e_key": "well",
@@ -235,7 +235,7 @@ def test_runs_of_erm_in_and_out_of_distribution():
     }
     frame = check_assumption(make_cells(), held_out=["well_2"], **how, **ERM)
     assert list(frame) == ["lr", "weight_decay", "max_steps", "own in", "own out"] and len(frame) == 4
-    # brightness tells the perturbation in every well, so who learns it does better in both
+    # brightness predicts the perturbation in every well, so longer training is better in and out of distribution
     assert frame.loc[frame["own in"].idxmax(), "max_steps"] == 90
     with pytest.raises(ValueError, match="well_9"):
         check_assumption(make_cells(), y_key="gene", e_key="well", held_out=["well_9"])
@@ -243,7 +243,7 @@ def test_runs_of_erm_in_and_out_of_distribution():
 
 @pytest.mark.parametrize("held_out", [2, 2.0, "2"])
 @pytest.mark.parametrize("dtype", ["int64", "float64", "category"])
-def test_environments_that_are_numbers_are_held_out(held_out, dtype):
+def test_check_assumption_numeric_environments_are_held_out(held_out, dtype):
     cells = make_cells()
     cells.obs["batch"] = cells.obs["well"].cat.codes.astype(dtype)
     how: dict[str, Any] = {

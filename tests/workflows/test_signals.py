@@ -59,7 +59,7 @@ def fail(*args: Any) -> None:
 def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Keep signals from the process that runs the tests, and require that each command restores the handlers."""
     monkeypatch.setattr(cli, "_CLEANUP_SECONDS", 600)
-    monkeypatch.setattr("gc.freeze", lambda: None)  # this process goes on
+    monkeypatch.setattr("gc.freeze", lambda: None)  # the process that runs the tests goes on
     monkeypatch.setattr("scbd.pl.umap_blocks", lambda *args, **how: plt.subplots(squeeze=False)[1])  # takes seconds
     before = {number: signal.signal(number, fail) for number in BOTH}
     alarm, hook = signal.getsignal(signal.SIGALRM), sys.unraisablehook
@@ -102,7 +102,7 @@ def end_by_signal(capsys: pytest.CaptureFixture[str], number: int, command: list
 
 
 @pytest.mark.usefixtures("permuted_once")
-def test_run_ended_in_any_stage_is_continued_by_the_command_in_the_message(tmp_path, monkeypatch, capsys):
+def test_run_ended_in_any_stage_continues_with_the_printed_command(tmp_path, monkeypatch, capsys):
     from scbd._workflows import run as run_module
 
     stages = [
@@ -233,7 +233,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_run_in_a_process_that_is_terminated_while_it_trains_exits_with_143(tmp_path, capsys):
+def test_run_process_terminated_in_training_exits_with_143(tmp_path, capsys):
     make_cells().write_h5ad(tmp_path / "cells.h5ad")
     command = ["run", str(tmp_path / "cells.h5ad"), "--y-key", "gene", "--e-key", "well", *QUICK]
     command[command.index("--max-steps") + 1] = "20"
@@ -292,8 +292,8 @@ UNRAISABLE = """
     ],
     ids=["SIGTERM", "SIGINT", "swallowed", "second signal", "unraisable"],
 )
-def test_a_signal_always_ends_the_process_with_one_message(happens, status, tmp_path):
-    """While libraries are loaded; if the exception is lost there; and by a second signal meanwhile."""
+def test_main_signal_while_importing_exits_with_one_message(happens, status, tmp_path):
+    """Also if an import or a finaliser swallows the exception, and if a second signal follows."""
     code = IMPORTING.format(happens=happens)
     make_cells().write_h5ad(tmp_path / "cells.h5ad")  # commands read labels before they load torch
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=50)
@@ -303,20 +303,20 @@ def test_a_signal_always_ends_the_process_with_one_message(happens, status, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["cells.h5ad"]
 
 
-def test_a_command_that_ends_in_spite_of_a_signal_does_not_look_finished(monkeypatch, capsys):
-    def swallows(*args: Any, **how: Any) -> str:
+def test_main_command_swallows_signal_exits_with_its_status(monkeypatch, capsys):
+    def swallow_exit(*args: Any, **how: Any) -> str:
         try:
             signal.raise_signal(signal.SIGTERM)
         except SystemExit:
             return "all is well"
         raise AssertionError
 
-    monkeypatch.setattr("scbd._workflows.inspection.describe_path", swallows)
+    monkeypatch.setattr("scbd._workflows.inspection.describe_path", swallow_exit)
     assert "SIGTERM" in end_by_signal(capsys, signal.SIGTERM, ["inspect", "."])
 
 
-def test_an_ignored_ctrl_c_stays_ignored(monkeypatch):
-    """A shell lets jobs in the background ignore it."""
+def test_main_ignored_sigint_stays_ignored(monkeypatch):
+    """Shells start background jobs with SIGINT ignored."""
     monkeypatch.setattr(
         "scbd._workflows.inspection.describe_path", lambda *args, **how: signal.raise_signal(signal.SIGINT)
     )
@@ -328,7 +328,7 @@ def test_an_ignored_ctrl_c_stays_ignored(monkeypatch):
         signal.signal(signal.SIGINT, fail)
 
 
-def test_main_runs_in_a_thread_which_can_install_no_handlers(monkeypatch):
+def test_main_in_a_thread_runs_without_installing_handlers(monkeypatch):
     statuses: list[int] = []
     monkeypatch.setattr("scbd._workflows.inspection.describe_path", lambda *args, **how: "a table")
     thread = threading.Thread(target=lambda: statuses.append(main(["inspect", "."])))

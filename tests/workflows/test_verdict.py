@@ -1,4 +1,4 @@
-"""The verdict of a run, on embeddings whose content is known."""
+"""Tests of the verdict of a run, on embeddings with known content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N_DIMENSIONS = 24
 
 
 class Screen:
-    """Cells of some genes and controls in wells, and embeddings made of what genes and wells do to them."""
+    """Cells of genes and controls in wells, and terms of embeddings: effects of genes and wells, and noise."""
 
     def __init__(self, n_genes: int = 8, n_wells: int = 6, n_cells: int = 1_500, n_unseen: int = 0, seed: int = 0):
         self.rng = np.random.default_rng(seed)
@@ -35,7 +35,7 @@ class Screen:
         return CellLabels(**(parts | {"is_control": self.gene == 0} | self.more))
 
     def effects(self, codes: np.ndarray, size: float = 1.0, seed: int = 0) -> np.ndarray:
-        """Return what each value of a label does to its cells, ``(N, D)``."""
+        """Return each cell's effect, drawn once per value of a label, ``(N, D)``."""
         rng = np.random.default_rng(seed)
         return size * rng.normal(size=(codes.max() + 1, N_DIMENSIONS))[codes]
 
@@ -49,25 +49,25 @@ class Screen:
         return self.effects(self.well, size, 2)
 
 
-def named(screen: Screen, **embeddings: np.ndarray) -> str | None:
+def best_embedding(screen: Screen, **embeddings: np.ndarray) -> str | None:
     return judge_embeddings(screen.labels, embeddings).best
 
 
-def test_judge_map_and_cloud_names_the_map():
-    """A standardised embedding hides the well from every probe and shows little of genes; a map shows both."""
+def test_judge_embeddings_map_and_cloud_best_is_the_map():
+    """The cloud carries no wells and weak gene effects; the map carries weak wells and strong gene effects."""
     screen = Screen()
     noise = screen.noise()
     inputs = screen.of_gene(0.3) + screen.of_well(1.0) + noise
     cloud = screen.of_gene(0.1) + noise
     mapped = screen.of_gene(0.5) + screen.of_well(0.3) + noise
     embeddings = {"inputs": inputs, "cloud": cloud, "map": mapped}
-    assert named(screen, **embeddings) == "map"
+    assert best_embedding(screen, **embeddings) == "map"
     (measure,) = predict_environments(screen.labels, embeddings, seed=0).values()
     f1 = {name: score.value for name, score in measure.scores.items()}
     assert f1["cloud"] < f1["map"] < f1["inputs"]
 
 
-def test_judge_perturbations_in_some_environments_only_does_not_take_design_for_batch():
+def test_judge_embeddings_genes_in_some_weeks_design_is_not_batch_effect():
     """Genes 1 to 6 lie in one of three pairs of weeks: knowing the gene predicts the week."""
     screen = Screen(n_genes=6, n_wells=6, n_cells=2_000)
     pair = (screen.gene - 1) // 2
@@ -76,11 +76,11 @@ def test_judge_perturbations_in_some_environments_only_does_not_take_design_for_
         setattr(screen, name, getattr(screen, name)[keep])
     noise = screen.noise()
     inputs = screen.of_gene(0.5) + screen.of_well(0.4) + noise
-    assert named(screen, inputs=inputs, perfect=screen.of_gene(1.0) + 0.5 * noise) == "perfect"
+    assert best_embedding(screen, inputs=inputs, perfect=screen.of_gene(1.0) + 0.5 * noise) == "perfect"
 
 
 @pytest.mark.parametrize(("gain", "expected"), [(0.0, "inputs"), (0.4, "mine")])
-def test_judge_equal_scores_name_the_simplest_and_others_the_highest(gain, expected):
+def test_judge_embeddings_equal_scores_best_is_the_simplest(gain, expected):
     screen = Screen()
     noise = screen.noise()
     inputs = screen.of_gene(0.3) + noise
@@ -90,7 +90,7 @@ def test_judge_equal_scores_name_the_simplest_and_others_the_highest(gain, expec
     assert (scores["mine"] > scores["inputs"] + MARGIN) == (expected == "mine")
 
 
-def test_judge_uncertain_lead_is_named_and_called_uncertain():
+def test_judge_embeddings_uncertain_lead_is_called_uncertain():
     screen = Screen(n_genes=4, n_cells=700)
     one, two = (screen.of_gene(0.3) + screen.noise() for _ in range(2))
     scores = judge_embeddings(screen.labels, {"one": one, "two": two}).scores.set_index("embedding")["value"].iloc[:2]
@@ -103,7 +103,7 @@ def test_judge_uncertain_lead_is_named_and_called_uncertain():
 
 
 @pytest.mark.parametrize("n_unseen", [0, 4, MIN_UNSEEN_PERTURBATIONS])
-def test_judge_memorised_labels_win_only_while_too_few_perturbations_are_unseen(n_unseen):
+def test_judge_embeddings_memorised_labels_lose_with_enough_unseen_labels(n_unseen):
     screen = Screen(n_genes=30, n_cells=4_000, n_unseen=n_unseen)
     noise, seen = screen.noise(), (screen.gene <= 30 - n_unseen)[:, None]
     inputs = screen.of_gene(0.3) + noise
@@ -116,7 +116,7 @@ def test_judge_memorised_labels_win_only_while_too_few_perturbations_are_unseen(
 
 
 @pytest.mark.parametrize("same", [False, True])
-def test_judge_positions_given_counts_replicates_at_other_positions_where_there_are_any(same):
+def test_judge_embeddings_positions_given_uses_replicates_elsewhere(same):
     """Each gene has one position in wells 0 to 2 and another one in wells 3 to 5, or the same in all."""
     screen = Screen(n_genes=12, n_wells=6, n_cells=3_000)
     position = screen.gene if same else screen.gene + 20 * (screen.well // 3)
@@ -131,8 +131,8 @@ def test_judge_positions_given_counts_replicates_at_other_positions_where_there_
     assert any("position" in note for note in verdict.notes) == same
 
 
-def nested(**more: Any) -> Screen:
-    """Each gene lies in one of two weeks, controls in both; cells also lie on six plates, three in each week."""
+def make_nested_screen(**more: Any) -> Screen:
+    """Return a screen of two weeks (its wells): each gene lies in one week, controls lie in both."""
     screen = Screen(n_genes=12, n_wells=2, n_cells=3_000)
     keep = (screen.gene == 0) | (screen.gene % 2 == screen.well)
     for name in ("gene", "well", "is_train"):
@@ -150,11 +150,11 @@ def nested(**more: Any) -> Screen:
         (None, "probes of single held-out cells"),
     ],
 )
-def test_judge_perturbations_in_one_environment_each_uses_what_the_design_offers(column, words):
-    screen = nested()
+def test_judge_embeddings_nested_design_uses_available_labels(column, words):
+    screen = make_nested_screen()
     n = len(screen.gene)
     guide, plate = screen.gene * 3 + screen.rng.integers(3, size=n), screen.well * 3 + screen.rng.integers(3, size=n)
-    mechanism = (screen.gene - 1) // 4  # genes 1 to 4, two of them in each week, share one
+    mechanism = (screen.gene - 1) // 4  # genes 1 to 4, two of them in each week, share a mechanism
     of_column = {"mechanisms": ("moa", mechanism), "guides": ("guide", guide), "places": ("plate", plate)}
     if column:
         name, codes = of_column[column]
@@ -167,9 +167,9 @@ def test_judge_perturbations_in_one_environment_each_uses_what_the_design_offers
     assert verdict.best == "clean" and words in verdict.text
 
 
-def test_judge_perturbations_of_unknown_mechanism_take_no_part():
-    """Genes 9 to 12 have no label: they are neither one mechanism nor negatives."""
-    screen = nested()
+def test_answer_first_question_unknown_mechanism_is_excluded():
+    """Genes 9 to 12 have no mechanism: they are neither positives of each other nor negatives."""
+    screen = make_nested_screen()
     mechanism = np.where(screen.gene > 8, -1, (screen.gene - 1) // 4)
     known = np.array(["a", "b", ""], dtype=object)[np.where(screen.gene == 0, -1, mechanism)]
     screen.more["mechanisms"] = {"moa": known}
@@ -182,9 +182,9 @@ def test_judge_perturbations_of_unknown_mechanism_take_no_part():
     pd.testing.assert_frame_equal(found.tables["z"], again.tables["z"])
 
 
-def test_judge_replicates_within_an_environment_does_not_name_what_keeps_it():
-    """The inputs retrieve replicates best, which here lie in the same week, and separate the weeks."""
-    screen = nested()
+def test_judge_embeddings_replicates_in_one_week_best_lacks_week_effect():
+    """The inputs score highest, because replicates lie in the same week and the inputs separate the weeks."""
+    screen = make_nested_screen()
     plate = screen.well * 3 + screen.rng.integers(3, size=len(screen.gene))
     screen.more["places"] = {"plate": plate.astype(str)}
     noise = screen.noise()
@@ -194,40 +194,40 @@ def test_judge_replicates_within_an_environment_does_not_name_what_keeps_it():
     assert verdict.best == "clean" and scores["inputs"] > scores["clean"]
 
 
-def test_judge_one_perturbation_per_well_competes_with_those_of_all_wells():
+def test_judge_embeddings_one_gene_per_well_best_is_clean():
     screen = Screen(n_genes=8, n_wells=27, n_cells=2_700)
     screen.gene = screen.well % 9
     noise = screen.noise()
     inputs = screen.of_gene(0.3) + screen.of_well(0.6) + noise
-    assert named(screen, inputs=inputs, clean=screen.of_gene(0.3) + screen.of_well(0.1) + noise) == "clean"
+    assert best_embedding(screen, inputs=inputs, clean=screen.of_gene(0.3) + screen.of_well(0.1) + noise) == "clean"
 
 
-def test_judge_one_well_per_perturbation_compares_wells_with_wells_of_controls():
-    """Half of the wells hold controls: wells that differ as much as these show nothing."""
+def test_judge_embeddings_one_well_per_gene_compares_with_control_wells():
+    """Half of the wells hold controls; differences as large as those between these wells are no evidence."""
     screen = Screen(n_genes=10, n_wells=20, n_cells=4_000)
     screen.gene = np.where(screen.well < 10, screen.well + 1, 0)
     noise = screen.noise()
     wells = screen.of_well(1.0) + noise
-    assert named(screen, inputs=wells) is None
-    assert named(screen, inputs=wells, clean=screen.of_gene(0.5) + screen.of_well(0.05) + noise) == "clean"
+    assert best_embedding(screen, inputs=wells) is None
+    assert best_embedding(screen, inputs=wells, clean=screen.of_gene(0.5) + screen.of_well(0.05) + noise) == "clean"
 
 
 @pytest.mark.parametrize("what", ["noise", "point", "wells"])
-def test_judge_nothing_above_chance_names_nothing(what):
+def test_judge_embeddings_nothing_above_chance_best_is_none(what):
     screen = Screen()
     z = {"noise": screen.noise(), "point": np.ones((1_500, 3)), "wells": screen.of_well() + screen.noise(0.1)}[what]
     verdict = judge_embeddings(screen.labels, {"inputs": z, "again": z})
     assert verdict.best is None and "No embedding is called best" in verdict.text
 
 
-def test_judge_few_held_out_cells_names_nothing():
+def test_judge_embeddings_few_held_out_cells_best_is_none():
     screen = Screen()
     screen.is_train[:] = True
     screen.is_train[:49] = False
-    assert named(screen, inputs=screen.of_gene(9.0)) is None
+    assert best_embedding(screen, inputs=screen.of_gene(9.0)) is None
 
 
-def test_judge_without_controls_and_with_one_environment_answers():
+def test_judge_embeddings_one_environment_no_controls_returns_best():
     screen = Screen(n_wells=1)
     screen.more["is_control"] = np.zeros(1_500, dtype=bool)
     verdict = judge_embeddings(
@@ -237,8 +237,8 @@ def test_judge_without_controls_and_with_one_environment_answers():
 
 
 @pytest.mark.parametrize("named_controls", [True, False])
-def test_predict_environments_variance_alone_is_found_by_the_strongest_probe(named_controls):
-    """Wells of equal means that differ in variance deceive a linear probe; the perturbation must not help."""
+def test_predict_environments_wells_differing_in_variance_are_detected(named_controls):
+    """A linear probe cannot detect wells that differ in variance only; the perturbation must not help."""
     screen = Screen(n_genes=3, n_wells=2, n_cells=3_000)
     if not named_controls:
         screen.more["is_control"] = np.zeros(3_000, dtype=bool)
@@ -249,13 +249,13 @@ def test_predict_environments_variance_alone_is_found_by_the_strongest_probe(nam
     assert ("controls" in measure.words) == named_controls
 
 
-def test_predict_environments_genes_in_one_week_each_do_not_give_the_week_away():
-    screen = nested()
+def test_predict_environments_nested_genes_score_is_near_chance():
+    screen = make_nested_screen()
     (measure,) = predict_environments(screen.labels, {"genes": screen.of_gene(5.0) + screen.noise()}, seed=0).values()
     assert measure.scores["genes"].value < 0.6
 
 
-def test_retrieve_resamples_are_paired():
+def test_answer_first_question_scaled_embedding_resamples_are_paired():
     """Two embeddings that differ by a scale have equal scores in every resample."""
     screen = Screen()
     z = screen.of_gene(0.3) + screen.noise()

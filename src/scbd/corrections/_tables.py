@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # number of rows of a feature table that are checked for missing and infinite values at once
-_BLOCK = 8_192
+_ROWS_PER_CHECK = 8_192
 
 
 class FitTable(NamedTuple):
@@ -180,7 +180,7 @@ def _as_float_table(features: Any) -> tuple[np.ndarray, Sequence[Any]]:
         raise ValueError(msg)
     values = values if values.dtype.kind == "f" else values.astype(np.float64)
     names = getattr(features, "columns", range(values.shape[1]))
-    _check_finite(values, names)
+    _check_finite_features(values, names)
     return values, names
 
 
@@ -191,13 +191,13 @@ def _as_float64(values: np.ndarray) -> np.ndarray:
         return values
 
 
-def _check_finite(values: np.ndarray, names: Any) -> None:
+def _check_finite_features(values: np.ndarray, names: Any) -> None:
     """Raise a ``ValueError`` that names the affected rows and features, if values are missing or infinite."""
     rows = np.zeros(len(values), dtype=bool)
     columns = np.zeros(values.shape[1], dtype=bool)
-    for start in range(0, len(values), _BLOCK):
-        wrong = ~np.isfinite(values[start : start + _BLOCK])
-        rows[start : start + _BLOCK] = wrong.any(1)
+    for start in range(0, len(values), _ROWS_PER_CHECK):
+        wrong = ~np.isfinite(values[start : start + _ROWS_PER_CHECK])
+        rows[start : start + _ROWS_PER_CHECK] = wrong.any(1)
         columns |= wrong.any(0)
     if rows.any():
         which = join_first(names[column] for column in np.flatnonzero(columns))

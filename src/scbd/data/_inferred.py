@@ -184,7 +184,7 @@ def infer_environments(
     names = [f"inferred_{number + 1}" for number in range(n_environments)]
     labels = pd.Categorical.from_codes(np.argsort(order)[of_cell], names)
     return InferredEnvironments(
-        pd.Series(labels, index=adata.obs_names, name=INFERRED), _project_on_discriminants(space, mixture), gain
+        pd.Series(labels, index=adata.obs_names, name=INFERRED), _project_on_group_axes(space, mixture), gain
     )
 
 
@@ -374,7 +374,7 @@ def _new_mixture(n: int, **how: Any) -> GaussianMixture:
     return GaussianMixture(n, covariance_type="tied", max_iter=200, **how)
 
 
-def _project_on_discriminants(space: np.ndarray, mixture: GaussianMixture) -> np.ndarray:
+def _project_on_group_axes(space: np.ndarray, mixture: GaussianMixture) -> np.ndarray:
     """Project cells on the two axes along which the groups of a mixture differ most, float32 ``(N, 2)``.
 
     The axes are linear discriminants: along each, the variance within groups is 1. If there are only two groups, they

@@ -287,10 +287,10 @@ def phenotype_strengths(more: np.random.Generator, wells: pd.DataFrame, interact
     The logarithm of the factor is a random linear combination of the properties of the well, with standard deviation
     ``interaction`` over wells.
     """
-    look = _standardised(wells.to_numpy())
+    look = _standardize_columns(wells.to_numpy())
     weights = more.normal(size=(look.shape[1], len(PHENOTYPES)))
     return pd.DataFrame(
-        np.exp(interaction * _standardised(look @ weights)), index=wells.index, columns=list(PHENOTYPES)
+        np.exp(interaction * _standardize_columns(look @ weights)), index=wells.index, columns=list(PHENOTYPES)
     )
 
 
@@ -307,7 +307,7 @@ def apply_density(shown: np.ndarray, density: np.ndarray | float) -> np.ndarray:
     return parameters
 
 
-def _standardised(values: np.ndarray) -> np.ndarray:
+def _standardize_columns(values: np.ndarray) -> np.ndarray:
     """Standardise the columns of an array to mean 0 and variance 1; constant columns become 0."""
     sd = values.std(0)
     varies = sd > 1e-12 * np.abs(values).max(0)
@@ -461,7 +461,7 @@ _NONNEGATIVE_ARGUMENTS = (
 # arguments of simulated_screen that must be fractions from 0 to 1
 _FRACTION_ARGUMENTS = ("active", "confounding", "control_fraction")
 # number of images that are drawn at once
-_BLOCK = 512
+_IMAGES_DRAWN_AT_ONCE = 512
 
 
 def simulated_screen(
@@ -651,7 +651,7 @@ def simulated_screen(
         {name: arguments[name] for name in names}
         for names in (_COUNT_ARGUMENTS, _NONNEGATIVE_ARGUMENTS, _FRACTION_ARGUMENTS)
     )
-    _check(n_cells, image_size, counts, sizes, shares)
+    _check_screen_arguments(n_cells, image_size, counts, sizes, shares)
     _check_plates(plate_wells, counts, sizes | shares)
 
     rng = np.random.default_rng(seed)
@@ -674,8 +674,8 @@ def simulated_screen(
     parameters = apply_density(shown, density[well])
     around = draw_neighbours(more, well, neighbours * density[well]) if neighbours else None
     images = np.empty((n_cells, len(CHANNELS), image_size, image_size), dtype=np.uint8)
-    for start in range(0, n_cells, _BLOCK):
-        rows = slice(start, start + _BLOCK)
+    for start in range(0, n_cells, _IMAGES_DRAWN_AT_ONCE):
+        rows = slice(start, start + _IMAGES_DRAWN_AT_ONCE)
         drawn = draw_ideal_images(rng, parameters[rows], image_size)
         if around is not None:
             add_neighbours(more, drawn, around[rows], parameters)
@@ -706,7 +706,7 @@ def _network(complexes: pd.Series) -> pd.DataFrame:
     return network
 
 
-def _check(
+def _check_screen_arguments(
     n_cells: int, image_size: int, counts: Mapping[str, int], sizes: Mapping[str, float], shares: Mapping[str, float]
 ) -> None:
     check_count("image_size", image_size, 16)

@@ -25,7 +25,7 @@ _N_PERTURBATION_DIRECTIONS, _N_PLATE_DIRECTIONS = 16, 8
 # fraction of the variance of the effects of genes (perturbations) that is common to all genes of a complex
 _COMPLEX_VARIANCE_FRACTION = 0.8
 # number of rows of the feature table that are simulated at once
-_BLOCK = 50_000
+_ROWS_DRAWN_AT_ONCE = 50_000
 
 
 def simulated_profiles(
@@ -133,7 +133,7 @@ def simulated_profiles(
     sizes |= {"well_effect": well_effect, "interaction": interaction, "gain_effect": gain_effect}
     counts = {"n_perturbations": n_perturbations, "n_plates": n_plates, "cells_per_well": cells_per_well}
     counts |= {"n_features": n_features, "genes_per_complex": genes_per_complex, "n_plate_maps": n_plate_maps}
-    _check(counts, sizes | {"n_controls": n_controls}, active)
+    _check_profile_arguments(counts, sizes | {"n_controls": n_controls}, active)
     rng = np.random.default_rng(seed)
     wells = _draw_plates(rng, n_perturbations, n_plates, n_controls, n_plate_maps, one_layout)
     complexes = np.arange(n_perturbations) // genes_per_complex
@@ -160,10 +160,10 @@ def simulated_profiles(
 
     rows = rng.permutation(np.repeat(np.arange(len(wells)), cells_per_well))
     x = np.empty((len(rows), n_features), dtype=np.float32)
-    for start in range(0, len(rows), _BLOCK):
-        of = rows[start : start + _BLOCK]
+    for start in range(0, len(rows), _ROWS_DRAWN_AT_ONCE):
+        of = rows[start : start + _ROWS_DRAWN_AT_ONCE]
         noise = rng.standard_normal((len(of), n_features), dtype=np.float32) @ cell
-        x[start : start + _BLOCK] = gains[plate[of]] * (of_well[of].astype(np.float32) + noise)
+        x[start : start + _ROWS_DRAWN_AT_ONCE] = gains[plate[of]] * (of_well[of].astype(np.float32) + noise)
 
     within = cell.T @ cell + (plate_effect**2 + well_effect**2) * stain.T @ stain
     within += position_effect**2 * layout.T @ layout + interaction**2 * does.mean() * phenotype.T @ phenotype
@@ -171,7 +171,7 @@ def simulated_profiles(
     return _build_profiles(x, wells.iloc[rows], complexes, truth)
 
 
-def _check(counts: dict[str, int], sizes: dict[str, float], active: float) -> None:
+def _check_profile_arguments(counts: dict[str, int], sizes: dict[str, float], active: float) -> None:
     for name, n in counts.items():
         check_count(name, n)
     for name, size in sizes.items():

@@ -249,7 +249,7 @@ def predict_labels(
         raise ValueError(msg)
     check_choice("classifier", classifier, ("linear", "nearest_mean"))
     train, new = np.asarray(train_embedding, dtype=np.float64), np.asarray(check_dense(embedding, "embedding"))
-    _check_finite(new)
+    _check_embedding(new)
     if new.shape[1] != train.shape[1]:
         msg = f"What is learned from has {train.shape[1]} components, and what is predicted from has {new.shape[1]}."
         raise ValueError(msg)
@@ -362,11 +362,11 @@ def _encode_labels_of_embedding(embedding: Any, labels: ArrayLike) -> tuple[np.n
     Raise an error unless the embedding is finite and has one label per row.
     """
     found = _encode_values(labels, "label", len(embedding), "embeddings")
-    _check_finite(embedding)
+    _check_embedding(embedding)
     return found
 
 
-def _check_finite(embedding: Any) -> None:
+def _check_embedding(embedding: Any) -> None:
     shape = np.shape(embedding)
     if len(shape) != 2:
         msg = f"The embedding has the shape {shape}: give one row per cell and one column per component."

@@ -31,10 +31,10 @@ from scbd.metrics._resampling import (
     Resampled,
     ScoreName,
     bootstrap_interval,
-    cumulative_weight,
     divide_into_blocks,
     is_in_a_tail,
     weight_outside,
+    weighted_percentiles,
 )
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def _cosine_limits(relations: Relations, grid: np.ndarray, diagonal: bool) -> tu
         raise ValueError(msg)
     n_genes = len(relations.genes) if diagonal else None
     ordered = relations.ranked[0]
-    return cumulative_weight(ordered, 100 - grid, n_genes), cumulative_weight(ordered, grid, n_genes)
+    return weighted_percentiles(ordered, 100 - grid, n_genes), weighted_percentiles(ordered, grid, n_genes)
 
 
 def relationship_area(curve: pd.DataFrame) -> float:

@@ -29,7 +29,7 @@ _MAX_ORDERS, _MAX_GENES_IN_ORDERS = 2_048, 1 << 24
 _COSINE_TOLERANCE = 1e-9
 
 
-def cumulative_weight(
+def weighted_percentiles(
     ordered: np.ndarray, grid: np.ndarray, n_genes: float | None = None, *, before: np.ndarray | None = None
 ) -> np.ndarray:
     """Return percentiles of the cosines of gene pairs, which may have weights.
@@ -82,7 +82,7 @@ def weight_outside(
     """Return the total weight of the gene pairs with a cosine of at most ``lower`` or at least ``upper``.
 
     A pair that is both at most ``lower`` and at least ``upper`` counts once. ``ordered`` (sorted cosines) and
-    ``before`` (cumulative weights) are as in :func:`cumulative_weight`.
+    ``before`` (cumulative weights) are as in :func:`weighted_percentiles`.
     """
     # The lower and the upper limit are converted to the dtype of the cosines. Otherwise, numpy would convert all
     # cosines to the dtype of the limits.
@@ -223,7 +223,7 @@ class Resampled:
             in_a_tail = is_in_a_tail(before[self._first], before[self._last] - 1, total, self._tail)
             return float(np.sum(known[in_a_tail]) / n_known)
         grid = np.stack([100 - self._percentiles, self._percentiles])
-        limits = cumulative_weight(self._ordered, grid, float(drawn @ self._n_genes), before=before)
+        limits = weighted_percentiles(self._ordered, grid, float(drawn @ self._n_genes), before=before)
         predicted = weight_outside(self._ordered, *limits, before=before)
         found = weight_outside(self._known_cosine, *limits, before=known_before)
         return float(-np.trapezoid(found / np.maximum(predicted, 1), found / n_known))

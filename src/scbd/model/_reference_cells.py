@@ -44,7 +44,7 @@ _MIN_EXPECTED_OVERLAP = 0.7
 # they are at least half of the cells of the environment).
 _MAX_PER_ENVIRONMENT, _MAX_REFERENCE_CELLS, _MIN_PER_ENVIRONMENT = 256, 65_536, 32
 # number of reference cells whose inputs are read at once
-_BLOCK = 512
+_CELLS_PER_READ = 512
 
 
 def choose_reference_kind(
@@ -288,7 +288,7 @@ def draw_reference_cells(
     rng, masks = np.random.default_rng(0), [used] if controls is None else [used, controls]
     drawn = [_draw_rows(rng, rows, codes, mask) for mask in masks]
     chosen = np.unique(np.concatenate(drawn))
-    blocks = np.array_split(chosen, -(-len(chosen) // _BLOCK)) if len(chosen) else []
+    blocks = np.array_split(chosen, -(-len(chosen) // _CELLS_PER_READ)) if len(chosen) else []
     kept = [mask[chosen] & np.isin(chosen, some)[:, None] for mask, some in zip(masks, drawn, strict=True)]
     return ReferenceBatches(lambda: (torch.from_numpy(source.read(block)) for block in blocks), codes[chosen], *kept)
 

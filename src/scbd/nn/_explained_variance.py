@@ -602,7 +602,7 @@ class BatchDesign:
             msg = "environments is an empty sequence: give the codes of one, or of several side by side."
             raise ValueError(msg)
         for column in columns:
-            _check(column, labels)
+            _check_codes(column, labels)
         self.label = Groups.of(labels)
         self.n_label = group_sizes(self.label).float()
         self.freedom = (1 - 1 / self.n_label).sum()
@@ -617,7 +617,7 @@ class BatchDesign:
         }
 
 
-def _check(environments: Environments, labels: Tensor | Groups) -> None:
+def _check_codes(environments: Environments, labels: Tensor | Groups) -> None:
     """Raise ``ValueError`` if environments and labels are not valid for one batch.
 
     Both need one value per cell and at least two cells, and codes of environments must not be floating-point numbers.
