@@ -11,14 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("MPLBACKEND", "agg")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of what is loaded from here on, and by other processes
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # numbers are those of a processor, wherever the tests are run
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of libraries loaded below, also in subprocesses
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # numerical results must be those of a CPU on every machine
 
 import numpy as np
 import pytest
 import torch
 from anndata import AnnData
-from helpers.small_tables import make_cells, make_wells  # noqa: F401 tests have both from here
+from helpers.small_tables import make_cells, make_wells  # noqa: F401 tests import both from here
 from hypothesis import settings
 from threadpoolctl import threadpool_limits
 
@@ -31,30 +31,30 @@ IMAGE_KEY = "single_cell_images"
 
 settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
 settings.load_profile("quick")
-# a process a core, and tiny matrices: more threads only wait for each other
-threadpool_limits(1)  # numpy was loaded before
+# with one process per core and tiny matrices, more threads only wait for each other
+threadpool_limits(1)  # also for numpy, which is already loaded
 torch.set_num_threads(1)
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell leaves jobs in the background without one
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell have no handler
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported out of garbage collection: it stays, and to look through it takes half a second."""
+    """Exclude imported modules from garbage collection: they stay in memory, and scanning them takes half a second."""
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Real data beside the checkout."""
+    """Folder of real data next to the checkout."""
     if not SHARED.is_dir():
         pytest.skip("the real data are not here: no folder ../shared/data beside the checkout")
     return SHARED
 
 
 def run_cells(name: str, stop: Callable[[int, str], bool]) -> SimpleNamespace:
-    """What the cells of code of a notebook define, up to the first of which this is true, by its number and source."""
+    """Run the code cells of a notebook before the first with `stop(number, source)`; return the names they define."""
     path = Path(__file__).parents[1] / "notebooks" / f"{name}.ipynb"
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
@@ -73,7 +73,7 @@ def cells() -> AnnData:
 
 
 def make_plates(n: int = 3, cells: int = 40, dtype: str = "uint16") -> list[AnnData]:
-    """Plates whose images tell their cells apart."""
+    """Return plates in which the first pixels state the plate and the number of the cell."""
     found = []
     for number in range(n):
         plate = make_cells(cells, dtype=dtype, seed=number)
@@ -85,28 +85,28 @@ def make_plates(n: int = 3, cells: int = 40, dtype: str = "uint16") -> list[AnnD
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """A file, or all files of a folder."""
+    """Return the content of a file, or of all files in a folder."""
     if path.is_file():
         return {"": path.read_bytes()}
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
 def make_screen() -> AnnData:
-    """Four genes of two complexes in six wells."""
+    """Return a simulated screen of four genes in two complexes and six wells."""
     return scbd.datasets.simulated_screen(240, image_size=32, n_complexes=2, genes_per_complex=2, n_wells=6)
 
 
 @pytest.fixture
 def permuted_once() -> Iterator[None]:
-    """Probes learn from permuted labels once, not five times, for what is not about chance."""
-    with pytest.MonkeyPatch.context() as patch:  # of its own: a test may undo what it has patched
+    """Fit probes on permuted labels once instead of five times, for tests that do not depend on chance level."""
+    with pytest.MonkeyPatch.context() as patch:  # a separate context: a test may undo its own patches
         patch.setattr(_probes, "_PERMUTED_FIT_SIZE", 0)
         yield
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch, permuted_once: None) -> None:
-    """Training of a small encoder for two steps, whatever a page says."""
+    """Train a small encoder for two steps, whatever the code of a page requests."""
     monkeypatch.setitem(encoders.ENCODERS, "resnet18", encoders.small_encoder)
     brief: dict[str, Any] = {"max_steps": 2, "max_epochs": None, "batch_size": 24}
     fit = ImageModel._fit

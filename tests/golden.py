@@ -1,12 +1,12 @@
-"""What the package gives before a change, kept, so that it can be asked afterwards whether anything moved.
+"""Store the results of the package before a change, and compare them with the results after it.
 
-    python tests/golden.py [PART ...]               compute, and write build/golden/PART.npz: before the change
-    python tests/golden.py --check [PART ...]       compute again, and say what differs (exit status 1): after it
-    python tests/golden.py --time                   seconds of the processor for a step, ..., as JSON
+    python tests/golden.py [PART ...]               before the change: compute, and write build/golden/PART.npz
+    python tests/golden.py --check [PART ...]       after the change: compute again, and print differences (status 1)
+    python tests/golden.py --time                   print CPU seconds of a step and other operations, as JSON
 
-PART is a part, or a part and a case, such as ``models`` or ``models/decode``; all by default. Of each entry a digest of
-its bytes is kept, and some of its values, by which a difference is measured. Numbers are those of one kind of
-processor, so that they are not committed. Another checkout is looked at by ``PYTHONPATH=other/src``.
+PART is a part, or a part and a case, such as ``models`` or ``models/decode``; all by default. For each entry, the file
+holds a digest of its bytes, and some values to measure differences. Results depend on the kind of processor, so that
+the files are not committed. ``PYTHONPATH=other/src`` tests another checkout.
 """
 
 # ruff: noqa: E402
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_variable] = "1"  # before numpy looks: sums of several threads may end otherwise
+    os.environ[_variable] = "1"  # set before numpy is loaded: sums depend on the number of threads
 
 import numpy as np
 import pandas as pd
@@ -48,18 +48,18 @@ import scbd
 from scbd import SCBDModel, baselines, corrections, data, datasets, metrics, nn
 from scbd.metrics._relationships import expected_relationship_scores, partner_average_precision, resampled_scores
 
-# ---- names that may change: mend them here --------------------------------------------------------------------------
+# ---- names that may change: update them here ------------------------------------------------------------------------
 IMAGE_KEY = "single_cell_images"
 BASELINES = ("CORAL", "DANN", "ERM", "Fish", "GroupDRO", "IRM", "IVAE", "MCVAE", "VAE")
 SIDE_BY_SIDE: dict[str, Any] = {"e_columns": "side_by_side"}
 CROSSED: dict[str, Any] = {"e_columns": "crossed"}
-CALLBACKS = "callbacks"  # of train: a list of Lightning's
+CALLBACKS = "callbacks"  # argument of train: a list of Lightning callbacks
 TRAIN: dict[str, Any] = {"batch_size": 48, "lr": 1e-3, "seed": 7, "accelerator": "cpu", "enable_progress_bar": False}
 TRAIN |= {"precision": "32-true"}  # the same on every machine
 RESUME: dict[str, Any] = {"resume": True}
 UNCENTRED: dict[str, Any] = {"center": None}
-OF_GENES: dict[str, Any] = {}  # of benchmark, beside y_key: before, {"gene_key": "gene"}
-EMBEDDED = "embedding.zarr"  # a name of a file that embed_to takes
+OF_GENES: dict[str, Any] = {}  # further arguments of benchmark; formerly {"gene_key": "gene"}
+EMBEDDED = "embedding.zarr"  # file name that embed_to accepts
 
 
 def build_block(*args: Any, **how: Any) -> torch.nn.Module:
@@ -87,7 +87,7 @@ def relationship_retrieval(relations: Any) -> Entries:
 # ---------------------------------------------------------------------------------------------------------------------
 
 KEPT = Path(__file__).parents[1] / "build" / "golden"
-N_VALUES = 96  # kept of an entry
+N_VALUES = 96  # stored per entry
 STEPS = 30
 Entries = dict[str, Any]
 CASES: dict[str, Callable[[], Entries]] = {}
@@ -98,7 +98,7 @@ torch.set_num_threads(1)
 
 
 def case(name: str) -> Callable[[Callable[[], Entries]], Callable[[], Entries]]:
-    """Keep a function that makes entries under the name of its part and its own."""
+    """Return a decorator that registers a function as the case PART/NAME."""
 
     def keep(function: Callable[[], Entries]) -> Callable[[], Entries]:
         CASES[name] = function
@@ -107,11 +107,11 @@ def case(name: str) -> Callable[[Callable[[], Entries]], Callable[[], Entries]]:
     return keep
 
 
-# ---- simulated cells: copies, so that tests may change theirs -------------------------------------------------------
+# ---- simulated cells: copies, independent of changes in tests -------------------------------------------------------
 
 
 def make_cells(n: int = 192, **how: Any) -> AnnData:
-    """With plates that hold all wells."""
+    """Return the cells of the tests with plates, each of which contains all wells."""
     cells, rng = small_tables.make_cells(n, **how), np.random.default_rng(1)
     plate = pd.Categorical([f"plate_{i}" for i in rng.integers(2, size=n)])
     cells.obs = cells.obs.assign(plate=plate)
@@ -119,7 +119,7 @@ def make_cells(n: int = 192, **how: Any) -> AnnData:
 
 
 def make_wells() -> AnnData:
-    """With the target of each compound, and features of another kind in a layer."""
+    """Return the wells of the tests with the target of each compound, and other features in a layer."""
     wells = small_tables.make_wells(16, 5, 8, 12)
     n, n_wells = wells.n_obs, wells.obs["well"].nunique()
     target = pd.Categorical([f"target_{i % n_wells // 4}" for i in range(n)])
@@ -141,11 +141,11 @@ def images_of(cells: AnnData) -> np.ndarray:
     return np.asarray(cells.obsm[IMAGE_KEY][:])
 
 
-# ---- what is kept of models and tables ------------------------------------------------------------------------------
+# ---- entries of models and tables -----------------------------------------------------------------------------------
 
 
 def of_weights(module: torch.nn.Module) -> Entries:
-    """Whatever they are called: digests of tensors, sorted, and their norms in the order that they stand in."""
+    """Return digests of tensors, sorted, and their norms in order. Names of tensors do not matter."""
     found: Entries = {}
     kinds = {"parameters": module.named_parameters(), "buffers": module.named_buffers()}
     for kind, named in kinds.items():
@@ -161,7 +161,7 @@ def of_history(model: Any) -> Entries:
 
 
 def of_frame(frame: pd.DataFrame, rows: list[str] | None = None) -> Entries:
-    """A column each; or, if columns that name rows are given, a row each of what is a number."""
+    """Return one entry per column, or with `rows`, columns that name rows, one entry per row with its numbers."""
     if rows:
         names = frame[rows].astype(str).agg(" ".join, axis=1)
         numbers = frame.drop(columns=rows).select_dtypes("number").astype(float)
@@ -262,7 +262,7 @@ for _name, _function in SETTINGS.items():
 
 
 class Interrupt(Callback):
-    """Ctrl-C while the last step before this number is worked on, once."""
+    """Send Ctrl-C once, at the start of step number `step`, counted from 1."""
 
     def __init__(self, step: int) -> None:
         self.step: int | None = step
@@ -274,7 +274,7 @@ class Interrupt(Callback):
 
 
 def goes_on(cells: Callable[[], AnnData], keys: dict[str, Any], settings: dict[str, Any], **training: Any) -> Entries:
-    """A run that is interrupted, and one at once: the same weights."""
+    """Return entries of an uninterrupted run and of a resumed run, and whether their weights are equal."""
     found = of_model(trained(SCBDModel, cells(), keys, settings, **training), "c")
     with tempfile.TemporaryDirectory() as folder:
         where = training | {"checkpoint_dir": folder}
@@ -294,7 +294,7 @@ def _() -> Entries:
 
 @case("models/new_environments")
 def _() -> Entries:
-    """Of cells of new ones: with controls, without, and from nobody knows where."""
+    """Embed cells of new environments: with controls, without controls, and without a column of environments."""
     cells, wells, found = make_cells(dtype="float32"), make_wells(), {}
     bright = AnnData(obs=cells.obs.assign(well="next month"), var=cells.var)
     bright.obsm[IMAGE_KEY] = (cells.obsm[IMAGE_KEY] * 1.6 + 35).astype(np.float32)
@@ -407,7 +407,7 @@ def on_correction(name: str) -> Entries:
     known |= {"controls": wells.obs["compound"] == "DMSO", "positions": wells.obs["well"]}
     half = np.arange(wells.n_obs) < 72
     found = {"all": corrections.correct(wells.X, name, **known)}
-    if name not in ("ComBat", "Harmony"):  # of all cells, by construction
+    if name not in ("ComBat", "Harmony"):  # these corrections always use all cells
         seen = known | {"environments": np.where(half, "seen", "also seen")}
         fit = half | (np.arange(wells.n_obs) % 5 == 0)
         found["fit"] = corrections.correct(wells.X, name, **seen, fit=fit)
@@ -465,7 +465,7 @@ def _() -> Entries:
     wells = scored_wells()
     wells.obsm["X_features"] = np.asarray(wells.X)
     wells.obsm["X_tvn"] = corrections.tvn(wells.X, wells.obs["plate"], controls=wells.obs["perturbation"] == "control")
-    for key in ("X_features", "X_tvn"):  # as benchmark(n_pcs=6) had them
+    for key in ("X_features", "X_tvn"):  # as benchmark(n_pcs=6) did formerly
         scaled = StandardScaler().fit_transform(wells.obsm[key])
         wells.obsm[key] = PCA(6, random_state=0).fit_transform(scaled).astype(np.float32)
     frame = metrics.benchmark(
@@ -553,7 +553,7 @@ def _() -> Entries:
 
 
 def written(name: str, plates: Any, **how: Any) -> Entries:
-    """Rows and images as they are read back: whatever holds them."""
+    """Write a screen, and return rows and images as they are read back. File formats do not matter."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "screen.zarr"
         data.write_screen(path, plates, **{"y_key": "gene"} | how)
@@ -716,7 +716,7 @@ def _() -> Entries:
 
 
 def batch(n: int = 64, d: int = 8, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """An embedding, labels and environments."""
+    """Return an embedding, labels and environments."""
     g = torch.Generator().manual_seed(seed)
     y, e = torch.randint(6, (n,), generator=g), torch.randint(4, (n,), generator=g)
     z = torch.randn(n, d, generator=g) + y[:, None] * torch.randn(d, generator=g) + e[:, None] * 0.3
@@ -794,7 +794,7 @@ def _() -> Entries:
 
 
 def _embedding(out: Any) -> torch.Tensor:
-    """What a block gives, whether a tensor or several: the last is the embedding."""
+    """Return the embedding from the output of a block: the tensor, or the last of several."""
     return out if isinstance(out, torch.Tensor) else next(value for value in reversed(list(out)) if value is not None)
 
 
@@ -875,7 +875,7 @@ def _digest(value: np.ndarray) -> str:
 
 
 def _some(value: np.ndarray) -> np.ndarray:
-    """Values spread over an array; of text, numbers that tell it apart."""
+    """Return evenly spaced values of an array; checksums in place of text."""
     flat = value.ravel()
     chosen = flat[np.unique(np.linspace(0, flat.size - 1, min(flat.size, N_VALUES)).astype(int))] if flat.size else flat
     if value.dtype.kind == "U":
@@ -887,7 +887,7 @@ Kept = dict[str, tuple[str, str, np.ndarray]]
 
 
 def computed(names: list[str], failed: list[str]) -> Kept:
-    """Of each entry of these cases its kind, its digest and some values."""
+    """Return the kind, the digest and some values of each entry of the given cases."""
     found: Kept = {}
     for name in names:
         begin = time.perf_counter()
@@ -896,7 +896,7 @@ def computed(names: list[str], failed: list[str]) -> Kept:
                 array = _array(value)
                 kind = "text" if array.dtype.kind == "U" else str(array.dtype)
                 found[f"{name}/{key}"] = (f"{kind}{array.shape}", _digest(array)[:32], _some(array))
-        except Exception:  # noqa: BLE001 one case that fails keeps no other from being looked at
+        except Exception:  # noqa: BLE001 if one case fails, the other cases are still checked
             failed.append(name)
             print(f"{name}: FAILED\n{traceback.format_exc()}", flush=True)
         print(f"# {name}: {time.perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)
@@ -922,7 +922,7 @@ def keep(part: str, entries: Kept) -> None:
 
 
 def difference(before: tuple[str, str, np.ndarray], now: tuple[str, str, np.ndarray]) -> str:
-    """What is to be said of an entry."""
+    """Describe the difference between two entries."""
     if before[:2] == now[:2]:
         return "same to the bit"
     if before[0] != now[0] and before[2].shape != now[2].shape:
@@ -932,7 +932,7 @@ def difference(before: tuple[str, str, np.ndarray], now: tuple[str, str, np.ndar
         return f"{moved}{np.sum(before[2] != now[2])} of {len(now[2])} texts looked at differ"
     apart = np.abs(now[2] - before[2])
     alike = (before[2] == now[2]) | (np.isnan(before[2]) & np.isnan(now[2]))
-    apart[alike] = 0  # also infinite ones
+    apart[alike] = 0  # also for infinite values
     largest = f"{np.nan_to_num(apart, nan=np.inf).max():.3g}" if len(apart) else "none"
     return f"{moved}differs by {largest} at most ({np.sum(~alike)} of {len(apart)} values looked at, " + (
         f"of size {np.nanmax(np.abs(before[2])):.3g})" if len(apart) else "none)"
@@ -940,7 +940,7 @@ def difference(before: tuple[str, str, np.ndarray], now: tuple[str, str, np.ndar
 
 
 def check(names: list[str], verbose: bool) -> int:
-    """Exit status: 1 if anything differs."""
+    """Print differences; return exit status 1 if anything differs."""
     failed: list[str] = []
     entries = computed(names, failed)
     golden: Kept = {}
@@ -968,7 +968,7 @@ def freeze(names: list[str]) -> int:
     for part in dict.fromkeys(name.split("/")[0] for name in names):
         chosen = [name for name in names if name.split("/")[0] == part]
         entries = computed(chosen, failed)
-        if (KEPT / f"{part}.npz").exists():  # of other cases, what was kept
+        if (KEPT / f"{part}.npz").exists():  # keep the stored entries of other cases
             known = {key: value for key, value in kept(part).items() if "/".join(key.split("/")[:2]) not in chosen}
             known = {key: value for key, value in known.items() if "/".join(key.split("/")[:2]) in CASES}
             entries = known | entries
@@ -998,7 +998,7 @@ def best(function: Callable[[], Any], n: int = 5) -> float:
 
 
 def timings() -> dict[str, float]:
-    """Seconds of the processor, the best of five: others may be at work beside."""
+    """Return CPU seconds, the minimum of five runs, since other processes may be running."""
     found: dict[str, float] = {}
     screen = small_screen(1500, image_size=32)
     wells = datasets.simulated_profiles(200, 8, n_controls=32, n_features=128)

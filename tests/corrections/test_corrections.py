@@ -504,7 +504,7 @@ def test_plda_is_equal_to_naive(seed, shrinkage, weight):
     of_label = np.unique(wells.compounds[fit], return_counts=True)[1]
     gains = between @ np.linalg.inv(
         between + np.eye(6) / np.median(of_label)
-    )  # for a profile, the mean of a median number of rows
+    )  # profiles are means of the median number of rows per label
     expected = scaled @ root @ gains
     how = {"controls": wells.controls, "positions": wells.positions, "position_weight": weight}
     found = plda(wells.features, wells.compounds, fit=fit, shrinkage=shrinkage, **how)

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scbd.data import PerturbationSampler, ShuffleSampler
-from scbd.data._samplers import _draw_stretches, are_rows_mixed, bin_ranks
+from scbd.data._samplers import _draw_stretches, are_rows_mixed
 
 
 @given(st.integers(2, 80), st.integers(2, 30), st.integers(0, 5))
@@ -339,15 +339,3 @@ def test_are_rows_mixed_limit_is_equal_to_all_permutations(monkeypatch):
             counted[n] = are_rows_mixed(y, [row])
         assert len(set(counted.values())) == 2
         assert counted == {n: bool(n <= mean + z * sd + 1) for n in counted}
-
-
-def test_bin_ranks_ordered_numbers_are_not_mixed():
-    labels = make_screen_labels()
-    n = len(labels["gene"])
-    by_time = np.concatenate([np.arange(size) for size in np.bincount(labels["gene"])])
-    shuffled = np.random.default_rng(0).permutation(n)
-    assert list(bin_ranks(None)) == []
-    assert [codes.tolist() for codes in bin_ranks(np.arange(10)[:, None])] == [[0, 0, 1, 2, 3, 4, 4, 5, 6, 7]]
-    for places, mixed_by_it in ((by_time, False), (shuffled, True)):
-        numbers = np.stack([shuffled, places], axis=1)
-        assert are_rows_mixed(labels["gene"], bin_ranks(numbers)) is mixed_by_it

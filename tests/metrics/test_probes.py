@@ -121,7 +121,7 @@ def test_label_probe_train_mask_or_rows_selects_training_cells():
 
 
 def test_label_probe_max_cells_training_and_test_are_disjoint():
-    """Labels can only be memorised here, so a cell in both training and test would be predicted correctly."""
+    """Labels can only be memorised, so a cell in both training and test would be predicted correctly."""
     rng = np.random.default_rng(0)
     z, labels = rng.normal(size=(600, 400)), rng.integers(2, size=600)
     assert label_probe(z, labels, max_cells=500)["accuracy"] < 0.6

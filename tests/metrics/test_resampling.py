@@ -26,12 +26,12 @@ from scbd.metrics._resampling import (
     ScoreName,
     bootstrap_interval,
     bootstrap_p_value,
-    cumulative_weight,
     divide_into_blocks,
     mean_cosine,
     permute_within_groups,
     sequential_p_values,
     weight_outside,
+    weighted_percentiles,
 )
 
 GRID = np.array([0, 0.1, 1, 2.5, 5, 37.3, 50, 80, 86, 93, 99, 99.9, 100])
@@ -53,13 +53,13 @@ def make_cosines(seed: int, dtype: str) -> tuple[np.ndarray, int]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @given(seed=st.integers(0, 100_000), square=st.booleans())
-def test_cumulative_weight_percentiles_are_equal_to_naive(dtype, seed, square):
+def test_weighted_percentiles_are_equal_to_naive(dtype, seed, square):
     ordered, n = make_cosines(seed, dtype)
     n_genes = n if square else None
-    np.testing.assert_array_equal(cumulative_weight(ordered, GRID, n_genes), naive.limits(ordered, GRID, n_genes))
+    np.testing.assert_array_equal(weighted_percentiles(ordered, GRID, n_genes), naive.limits(ordered, GRID, n_genes))
     once = np.arange(len(ordered) + 1.0)
     np.testing.assert_array_equal(
-        cumulative_weight(ordered, GRID, n_genes, before=once), cumulative_weight(ordered, GRID, n_genes)
+        weighted_percentiles(ordered, GRID, n_genes, before=once), weighted_percentiles(ordered, GRID, n_genes)
     )
 
 

@@ -179,7 +179,7 @@ def shrink_trial(trial: Trial) -> Trial:
 def describe_settings(trial: Trial) -> str:
     """Describe a trial by its protocol, features, inputs of its corrections and non-numeric settings."""
     features, corrections = parts_of(trial.system)
-    told = [CORRECTIONS[name].needs for name in corrections]  # results of corrections are tested elsewhere
+    told = [CORRECTIONS[name].needs for name in corrections]  # tests/corrections tests their results
     words = [{k: v for k, v in sorted(d.items()) if not is_number(v)} for d in (trial.model, trial.training)]
     return repr([trial.protocol, features, *told, *words])
 

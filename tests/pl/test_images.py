@@ -113,7 +113,7 @@ class Model:
         self.decoded: list[str] = []
 
     def rows(self, rows):
-        """Return row numbers of row numbers or of a mask over eleven cells."""
+        """Return row numbers, given row numbers or a mask over eleven cells."""
         return np.arange(11)[np.asarray(rows)]
 
     def picture(self, content, style):

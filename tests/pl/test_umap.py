@@ -143,7 +143,7 @@ def test_umap_blocks_unknown_label_is_named(cells, argument):
 
 @pytest.mark.parametrize("embedding", [np.zeros((40, 5)), np.arange(5.0)[:, None]])
 def test_compute_umap_degenerate_embedding_is_finite(embedding):
-    """Cases are few cells of different values and a collapsed z_c."""
+    """Cases are a collapsed z_c and an embedding of five cells."""
     assert np.isfinite(compute_umap(embedding)).all()
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def log_probabilities(
-    z: Tensor, temperature: float, include_self: bool, pairs: Tensor | None = None
-) -> list[list[Tensor]]:
-    """Return log P_ij of every pair; cells with the ``pairs`` code of the anchor are excluded from its sum."""
+def log_probabilities(z: Tensor, temperature: float, include_self: bool) -> list[list[Tensor]]:
+    """Return log P_ij of every pair, computed with one exponential at a time."""
     n = len(z)
     rows = []
     for i in range(n):
-        there = [a for a in range(n) if a != i and (pairs is None or pairs[a] != pairs[i])]
+        there = [a for a in range(n) if a != i]
         total = sum((torch.exp(z[i] @ z[a] / temperature) for a in there + [i] * include_self), start=z[i].sum() * 0)
         rows.append([z[i] @ z[j] / temperature - torch.log(total) for j in range(n)])
     return rows
@@ -28,14 +24,12 @@ def supervised(
     temperature: float,
     include_self: bool,
     smoothing: float = 0.0,
-    environments: Tensor | None = None,
 ) -> list[Tensor]:
     """Return the loss of each anchor."""
-    pairs = None if environments is None else labels * 1000 + environments
-    log_p = log_probabilities(z, temperature, include_self, pairs)
+    log_p = log_probabilities(z, temperature, include_self)
     per_anchor = []
     for i in range(len(z)):
-        there = [j for j in range(len(z)) if j != i and (pairs is None or pairs[j] != pairs[i])]
+        there = [j for j in range(len(z)) if j != i]
         zero = z[i].sum() * 0
         terms = [log_p[i][j] for j in there if labels[j] == labels[i]]
         if not terms:  # an anchor without positives does not contribute
@@ -47,21 +41,15 @@ def supervised(
 
 
 def invariance(z: Tensor, e: Tensor, temperature: float, include_self: bool, reduction: str) -> Tensor:
-    """Return the invariance loss in one of its four reductions."""
+    """Return the invariance loss in one of its two reductions."""
     log_p = log_probabilities(z, temperature, include_self)
     n = len(z)
     zero = total = z.sum() * 0
     for i in range(n):
         own = [log_p[i][j] for j in range(n) if j != i and e[j] == e[i]]
         other = [log_p[i][j] for j in range(n) if e[j] != e[i]]
-        if reduction in ("listing", "formula"):
-            total = total + abs(sum(own, start=zero) - sum(other, start=zero))
-        elif own and other and reduction == "mean":
-            total = total + abs(sum(own, start=zero) / len(own) - sum(other, start=zero) / len(other))
-        elif own and other and reduction == "mass":
-            inside, outside = sum(map(torch.exp, own), start=zero), sum(map(torch.exp, other), start=zero)
-            total = total + abs(torch.log(inside) - torch.log(outside) - math.log(len(own) / len(other)))
-    return {"formula": total, "listing": total / n**2}.get(reduction, total / n)
+        total = total + abs(sum(own, start=zero) - sum(other, start=zero))
+    return {"formula": total, "listing": total / n**2}[reduction]
 
 
 def listing_supervised(z: Tensor, u: Tensor, temperature: float) -> Tensor:

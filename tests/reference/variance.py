@@ -31,11 +31,7 @@ def error(f: Tensor, e: Tensor, y: Tensor, partners: str) -> Tensor:
 def gain(e: Tensor, y: Tensor, partners: str) -> Tensor:
     """Return the share explained in features that are the environment itself, with one column for each."""
     n = len(e)
-    if e.is_floating_point():
-        vectors, values = torch.linalg.eigh(_fitted(e, y, "across"))[::-1]
-        columns = vectors[:, values > 0.5]
-    else:
-        columns = torch.nn.functional.one_hot(e).double()
+    columns = torch.nn.functional.one_hot(e).double()
     apart = torch.stack([columns[i] - columns[y == y[i]].mean(0) for i in range(n)])
     return (apart.T @ _form(e, y, partners) @ apart).trace() / apart.square().sum(1).mean()
 
@@ -48,7 +44,7 @@ def _form(e: Tensor, y: Tensor, partners: str) -> Tensor:
         of_label = [j for j in range(n) if y[j] == y[i]]
         for j in of_label:
             residual[i, j] -= 1 / len(of_label)
-    explained = _fitted(e, y, partners) if e.is_floating_point() else _averaged(e, y, partners)
+    explained = _averaged(e, y, partners)
     squares = residual @ explained @ residual
     # subtract a multiple of each cell's square, so that the form of the features has a diagonal of zeros
     own = torch.linalg.lstsq(residual.square(), squares.diagonal()[:, None], driver="gelsd").solution[:, 0]
@@ -65,20 +61,6 @@ def _averaged(e: Tensor, y: Tensor, partners: str) -> Tensor:
         for j in group if len(group) > 1 else []:
             averaged[i, j] = 1 / len(group)
     return averaged
-
-
-def _fitted(numbers: Tensor, y: Tensor, partners: str) -> Tensor:
-    """Return the matrix that fits a polynomial of degree 4 to ranks, minus the mean, over all or each label's rows."""
-    n = len(numbers)
-    ranks = ((numbers < numbers[:, None]).sum(1) + (numbers <= numbers[:, None]).sum(1)).double() / n - 1
-    fitted = torch.zeros(n, n, dtype=torch.float64)
-    for rows in (
-        [torch.arange(n)] if partners == "across" else [torch.nonzero(y == label)[:, 0] for label in y.unique()]
-    ):
-        powers = torch.stack([(ranks[rows] - ranks[rows].mean()) ** k for k in range(5)], 1)
-        powers = powers / powers.norm(dim=0).clamp(min=1e-12)
-        fitted[rows[:, None], rows] = powers @ torch.linalg.pinv(powers, rtol=1e-9) - 1 / len(rows)
-    return fitted
 
 
 def _apart(f: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
