@@ -482,7 +482,7 @@ def _embeddings(
     """Name and ``(N, D)`` of each way to embed all cells."""
     told = without_scored_controls(adata, dataset)
     z = model.get_latent_representation(told)
-    if by := " and ".join(dict.fromkeys(getattr(model, "standardized_by_", {}).values())):
+    if by := " and ".join(dict.fromkeys(model.alignment_.kinds.values())):
         own = f"standardised by its own {by}"
         yield own, z.copy()
         yield f"{own}, z not centred", model.get_latent_representation(told, center=None)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from conftest import make_cells, make_wells
 from helpers.small_models import QUICK, assert_same, make_model, weights
 from torch import nn
@@ -34,6 +35,45 @@ def test_features_are_saved_with_transform_and_centre(tmp_path):
     assert_same(weights(again), weights(model))
     np.testing.assert_array_equal(again.get_latent_representation(), model.get_latent_representation())
     assert again.module.is_fitted
+
+
+@pytest.mark.parametrize("cls", [SCBDModel, VAEModel])
+def test_load_format_1_gives_equal_model(cls, tmp_path):
+    """Format 1 had an attribute for each value of ``alignment_`` and ``results_``."""
+    cells = make_cells()
+    cls.setup_anndata(cells, "gene", "well", control="gene_0")
+    model = cls(cells, **{"encoder": "small"} if cls is SCBDModel else {})
+    model.train(**QUICK)
+    model.save(tmp_path / "model")
+    path = tmp_path / "model" / "model.pt"
+    saved = torch.load(path, weights_only=False)
+    attributes = saved["attr_dict"]
+    alignment, results = attributes.pop("alignment_"), attributes.pop("results_")
+    assert alignment["kinds"] and results["centers"]
+    attributes |= {
+        "format_": 1,
+        "standardized_by_": alignment["kinds"],
+        "could_be_known_by_": alignment["alternative_kinds"],
+        "label_shares_": alignment["label_frequencies"],
+        "in_common_": alignment["overlaps"],
+        "centered_by_": results["offsets"]["kinds"],
+        "leftover_": results["offsets"]["state"],
+        "centers_": results["centers"],
+        {SCBDModel: "health_", VAEModel: "latent_health_"}[cls]: results["diagnostics"],
+    }
+    torch.save(saved, path)
+    again = cls.load(tmp_path / "model", cells)
+    new = cells.copy()
+    new.obs["well"] = pd.Categorical("new " + new.obs["well"].astype(str))
+    for center in ("auto", "controls"):
+        for table in (cells, new):
+            np.testing.assert_array_equal(
+                again.get_latent_representation(table, center=center),
+                model.get_latent_representation(table, center=center),
+            )
+    assert repr(again) == repr(model)
+    again.train(**QUICK)
+    assert not [name for name in vars(again) if name in attributes and name not in vars(model)]
 
 
 def test_an_encoder_of_ones_own_is_loaded_only_if_allowed(tmp_path):

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from scbd import SCBDModel
 from scbd.data import ImageDataModule, Split
 from scbd.model import TrainingDiverged
-from scbd.model._decode import DecoderObjective
+from scbd.model._decoder_objective import DecoderObjective
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 

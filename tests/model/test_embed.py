@@ -213,13 +213,14 @@ def centred(model: SCBDModel) -> np.ndarray:
     """Within plates by what is left of them, and then on controls."""
     z, controls = model.get_latent_representation(center=None), (model.adata.obs["compound"] == "DMSO").to_numpy()
     np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, atol=1e-5)
-    z = z - model.leftover_["shift"][model.adata.obs["plate"].cat.codes]
+    assert model.results_.offsets is not None
+    z = z - model.results_.offsets.state["shift"][model.adata.obs["plate"].cat.codes]
     return z - z[controls].mean(0)
 
 
 def test_embeddings_of_features_are_centred_on_controls(tmp_path):
     model = wells_of()
-    first = model.centers_["c"]
+    first = model.results_.centers["c"]
     np.testing.assert_allclose(model.get_latent_representation(), centred(model), atol=1e-5)
     on_disk = model.embed_to(tmp_path / "z.zarr")
     for block in "cs":
@@ -229,11 +230,11 @@ def test_embeddings_of_features_are_centred_on_controls(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         model.train(**QUICK | {"max_steps": 8, "lr": 1e-2, "train_size": 1.0}, callbacks=PressCtrlC(5))
     np.testing.assert_allclose(model.get_latent_representation(), centred(model), atol=1e-5)
-    assert not np.allclose(model.centers_["c"], first, atol=1e-3)
+    assert not np.allclose(model.results_.centers["c"], first, atol=1e-3)
     model.adata.obs["split"] = np.where(model.adata.obs["compound"] == "DMSO", "test", "train")
     with pytest.warns(UserWarning, match="No training cell is a control"):
         model.train(**QUICK, split="split")
-    assert model.centers_ == {}
+    assert model.results_.centers == {}
 
 
 def test_a_file_holds_what_the_array_would(of_many, tmp_path):

@@ -58,7 +58,7 @@ def test_the_five_lines(trained):
     as_it_is = trained.get_latent_representation(center=None)
     for z in (as_it_is, z_s):
         np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, rtol=1e-5)
-    left = trained.leftover_["shift"][trained.adata.obs["well"].cat.codes]
+    left = trained.results_.offsets.state["shift"][trained.adata.obs["well"].cat.codes]
     assert np.abs(left).max() > 1e-3
     np.testing.assert_allclose(z_c, as_it_is - left, atol=1e-6)
     assert not np.allclose(z_c, z_s)

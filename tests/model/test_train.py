@@ -405,15 +405,15 @@ def test_what_is_saved_on_the_way_says_nothing_of_the_run_before(tmp_path):
 
     model = with_controls()
     model.train(**QUICK)
-    found = {name: getattr(model, name) for name in model.traits.derived_attributes}
-    assert all(found.values())
+    found = model.results_
+    assert found.centers and found.offsets and found.diagnostics
     with pytest.raises(RuntimeError, match="out of memory"):
         model.train(**QUICK, callbacks=[Stop(0)])
-    assert {name: getattr(model, name) for name in model.traits.derived_attributes} == found
+    assert model.results_ is found
     model.train(**QUICK, callbacks=[Save()])
     saved = SCBDModel.load(tmp_path / "on the way", adata=False)
-    assert saved.is_trained and not any(getattr(saved, name) for name in model.traits.derived_attributes)
-    assert model.health and model.leftover_ and model.centers_
+    assert saved.is_trained and saved.results_ == type(found)()
+    assert model.health and model.results_.offsets and model.results_.centers
 
 
 @pytest.mark.filterwarnings("ignore:.*fast_dev_run.*")
@@ -672,7 +672,8 @@ def test_a_run_that_stops_keeps_what_it_did(error):
     controls = model.train_indices[(model.adata.obs["gene"] == "gene_0").to_numpy()[model.train_indices]]
     centred = model.get_latent_representation(indices=controls, center="controls")
     np.testing.assert_allclose(centred.mean(0), 0, atol=1e-6)
-    assert (model.leftover_["n_cells"] > 0).all()
+    offsets = model.results_.offsets
+    assert offsets is not None and (offsets.state["n_cells"] > 0).all()
 
 
 class TerminateAtTheEnd(Callback):

@@ -22,7 +22,7 @@ from scbd._shared.keys import E_REGISTRY, Y_REGISTRY
 from scbd._shared.labels import CROSS_SEPARATOR
 from scbd.baselines._batches import ControlPairedBatches, ShuffledBatches
 from scbd.model._base import ImageModel
-from scbd.model._decoding import PictureMixin
+from scbd.model._decode import DecodeMixin
 from scbd.model._embed import row_numbers
 from scbd.model._interfaces import EmbeddingModule, Losses, PreparedInputs
 from scbd.model._plan import TrainingPlan
@@ -177,16 +177,11 @@ class LatentPlan(TrainingPlan):
         self.log("skipped_gradients", self.skipped.clone(), on_step=True, on_epoch=False)
 
 
-class LatentModel(PictureMixin, ImageModel):
+class LatentModel(DecodeMixin, ImageModel):
     """Base class of the variational autoencoders VAE, iVAE and mcVAE. Subclasses specify their network."""
 
     module: LatentModule
-    traits = replace(
-        ImageModel.traits,
-        batches=ShuffledBatches,
-        plan=LatentPlan,
-        derived_attributes={**ImageModel.traits.derived_attributes, "latent_health_": pd.DataFrame},
-    )
+    traits = replace(ImageModel.traits, batches=ShuffledBatches, plan=LatentPlan)
 
     def _set_up(
         self, module: type[LatentModule], kl_warmup_steps: int, preprocess: dict[str, Any], **settings: Any
@@ -201,7 +196,6 @@ class LatentModel(PictureMixin, ImageModel):
             **settings,
         )
         self.traits = replace(self.traits, plan_kwargs={"n_steps_alpha_warmup": kl_warmup_steps})
-        self.latent_health_ = pd.DataFrame()
         self.drawn_environments_ = np.empty(0, dtype=np.int64)
 
     @property
@@ -220,17 +214,19 @@ class LatentModel(PictureMixin, ImageModel):
         ``divergence`` and ``variance`` are both near 0 for a component whose posterior has collapsed to the prior.
         ``prior_variance`` is near 0 if the priors of all labels have collapsed to the same distribution.
         """
-        return self.latent_health_
+        found: pd.DataFrame | None = self.results_.diagnostics
+        return pd.DataFrame() if found is None else found
 
     def _embedded(self, block: str, adata: AnnData | None, rows: Any, batch_size: int) -> np.ndarray:
         """Compute the decoder's input from one block, z_c or z_s, from posterior means of the cells in ``rows``."""
         adata, module = self._adata_or_attached(adata), self.module
         source = self._source(adata)
         rows = np.arange(source.shape[0]) if rows is None else row_numbers(rows, source.shape[0])
-        labels = self._label_codes(adata)[rows], self._environment_codes(adata)[0][rows, 0]
-        self._check_labels(*labels, rows)
-        y, e = (torch.from_numpy(codes).to(self.device) for codes in labels)
-        environments = self._environment_corrections(adata, leftover=False)
+        labels = self._cell_labels(adata)
+        of_rows = labels.y[rows], labels.e[rows, 0]
+        self._check_labels(*of_rows, rows)
+        y, e = (torch.from_numpy(codes).to(self.device) for codes in of_rows)
+        environments = self._environment_corrections(adata, module, source, with_offsets=False)
         codes, within = (None, None) if environments is None else (e, environments.inputs)
         number = "cs".index(block)
         z = np.empty((len(rows), module.decoder.n_latents[number]), dtype=np.float32)
@@ -279,7 +275,7 @@ class LatentModel(PictureMixin, ImageModel):
                 _component_statistics(name, posterior, prior, self.module.held(name, y))
                 for name, posterior, prior in zip("cs", posteriors, self.module.priors(y, e), strict=False)
             ]
-        self.latent_health_ = pd.concat(rows, ignore_index=True)
+        self.results_.diagnostics = pd.concat(rows, ignore_index=True)
 
     def _result_lines(self) -> list[tuple[str, str]]:
         """Return the line of ``print(model)`` with the number of active latent components; no line before training."""

@@ -25,7 +25,7 @@ from scbd.model._arguments import UnavailableAttribute, explain_arguments, keywo
 from scbd.model._design import environment_column_codes
 from scbd.model._interfaces import ModelTraits
 from scbd.model._plan import TrainingPlan
-from scbd.model._saved_models import check_saved_model, from_plain_values, to_plain_values
+from scbd.model._saved_models import check_saved_model, restore_attributes, to_plain_values
 from scbd.model._train import TrainMixin
 
 if TYPE_CHECKING:
@@ -96,16 +96,12 @@ class ImageModel(TrainMixin):
 
     # version number of the file format of saved models; it is increased whenever an older version of scbd could not
     # read a new file
-    _FORMAT: ClassVar[int] = 1
+    _FORMAT: ClassVar[int] = 2
     init_params_: dict[str, Any] = UnavailableAttribute(  # type: ignore[assignment]
         "set it in the constructor, after super().__init__(adata, registry): self.init_params_ = "
         "self._get_init_params(locals())"
     )
-    traits: ModelTraits = ModelTraits(
-        ImageDataModule,
-        TrainingPlan,
-        derived_attributes={"centers_": dict, "leftover_": dict},
-    )
+    traits: ModelTraits = ModelTraits(ImageDataModule, TrainingPlan)
     train_indices = _row_number_property("train_indices", "that were trained on")
     validation_indices = _row_number_property("validation_indices", "that were validated on")
     test_indices = _row_number_property("test_indices", "that were neither trained nor validated on")
@@ -268,9 +264,7 @@ class ImageModel(TrainMixin):
             note.setLevel(level)
         if model.adata is not None:
             model._compare_with_training_cells(model.adata)
-        for name, value in list(vars(model).items()):
-            if name.endswith("_") and isinstance(value, dict):
-                setattr(model, name, from_plain_values(value))
+        restore_attributes(model)
         return model
 
     def __repr__(self) -> str:
@@ -335,7 +329,8 @@ class ImageModel(TrainMixin):
         The clause names the cells from which mean and deviation of an environment are estimated, for example its
         controls. It is empty if inputs are not standardised per environment.
         """
-        by = [f"{name} by its {kind}" for name, kind in self._standardized_by.items()]
+        kinds = {} if self.module.preprocess.environments is None else self.alignment_.kinds
+        by = [f"{name} by its {kind}" for name, kind in kinds.items()]
         return f", standardised within each {' and '.join(by)}" * bool(by)
 
     def _summary_lines(self) -> list[tuple[str, str]]:

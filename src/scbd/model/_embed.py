@@ -1,9 +1,10 @@
-"""Methods of a trained model that embed cells and return the embeddings as an array, or write them to a Zarr store."""
+"""Methods of a trained model that embed cells, write embeddings to a Zarr store, and predict perturbations."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import sys
 import warnings
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 import numpy as np
 import torch
 from anndata import AnnData
+from torch import nn
 
 from scbd._shared.checks import check_choice, count_or_default, join_first
 from scbd._shared.files import local_path, write_atomically
+from scbd._shared.keys import E_REGISTRY, Y_REGISTRY
 from scbd._shared.progress import progress_bar
 from scbd.data._block_store import BlockStore
 from scbd.data._loading import read_tensor
@@ -25,21 +28,23 @@ from scbd.data._screens import open_embedding
 from scbd.data._sources import digest_cells
 from scbd.data._storable import as_storable
 from scbd.model._arguments import explain_arguments
-from scbd.model._environment_corrections import EnvironmentMixin
 from scbd.model._minified import block_names, minified_copy
+from scbd.model._setup import SetupMixin
 from scbd.nn._distributed import rank_and_world_size, wait_for_all
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
     import pandas as pd
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from scbd.data._sources import ImageSource
-    from scbd.model._environment_corrections import EnvironmentCorrections
-    from scbd.model._interfaces import BlockName, EmbeddingModule
+    from scbd.model._environment_alignment import EnvironmentCorrections
+    from scbd.model._interfaces import BlockName, EmbeddingModule, TrainingResults
     from scbd.model._minified import StoredEmbeddings
     from scbd.nn._encoders import Representation
+
+logger = logging.getLogger(__name__)
 
 Center = Literal["auto", "controls"] | None
 
@@ -193,13 +198,14 @@ class Embedder(NamedTuple):
         return digest.hexdigest()
 
 
-class EmbedMixin(EnvironmentMixin):
-    """Mixin that adds to a model the methods that compute, write and store embeddings of cells.
+class EmbedMixin(SetupMixin):
+    """Mixin that adds to a model the methods that compute, write and store embeddings of cells, and predict with them.
 
-    The methods are :meth:`get_latent_representation`, :meth:`embed_to` and :meth:`minify_adata`.
+    The methods are :meth:`get_latent_representation`, :meth:`embed_to`, :meth:`minify_adata` and :meth:`predict`.
     """
 
-    centers_: dict[str, np.ndarray]
+    results_: TrainingResults
+    online_head_: dict[str, np.ndarray]
     train_indices: np.ndarray
 
     @explain_arguments()
@@ -433,6 +439,69 @@ class EmbedMixin(EnvironmentMixin):
                 bar.update(len(z[part]))
         self.adata = minified_copy(adata, self._inputs, self.module, z)
 
+    @property
+    def can_predict(self) -> bool:
+        """True if the model has a linear classifier that predicts perturbations.
+
+        The classifier is part of the model's objective, or was trained by ``train(online_head=True)``.
+        """
+        return self._objective_head is not None or bool(getattr(self, "online_head_", {}))
+
+    @explain_arguments()
+    def predict(
+        self,
+        adata: AnnData | None = None,
+        indices: Sequence[int] | np.ndarray | None = None,
+        *,
+        return_proba: bool = False,
+        batch_size: int | None = None,
+    ) -> np.ndarray:
+        """Predict the perturbation of cells with a linear classifier on the intermediate representation r_c.
+
+        r_c is the output of the encoder of z_c before its projection. In a classifier model, the linear classifier is
+        part of the objective. Other models have a linear classifier if they were trained with ``online_head=True``; the
+        paper's authors report scores of such a classifier.
+
+        Parameters
+        ----------
+        adata
+            Table of cells with images or features. Default: the training data.
+        indices
+            Row numbers in the order of the output, or a boolean mask. Default: all cells.
+        return_proba
+            Whether to return probabilities in place of labels.
+        batch_size
+            Number of cells per forward pass. Default: 512.
+
+        Returns
+        -------
+        Predicted labels, ``(len(indices),)``. With ``return_proba=True``, probabilities, float32
+        ``(len(indices), n_labels)``, with the labels in the order of the registered categories.
+
+        Raises
+        ------
+        ValueError
+            If the model has no linear classifier; see also :meth:`get_latent_representation`.
+        """
+        head = self._head()
+        r = torch.from_numpy(
+            self.get_latent_representation(
+                adata,
+                indices,
+                representation="intermediate",
+                center=None,
+                batch_size=batch_size,
+            )
+        )
+        with torch.inference_mode():
+            logits = head(r.to(head.weight.device)).cpu()
+        if return_proba:
+            return logits.softmax(1).numpy()
+        categories = self._registered(Y_REGISTRY)["categories"]
+        # labels that mix numbers and text form an array of objects, since numpy would otherwise convert numbers to text
+        alike = len({type(category) for category in categories}) == 1
+        return np.array(categories, dtype=None if alike else object)[logits.argmax(1).numpy()]
+
     def _make_embedder(
         self,
         adata: AnnData | None,
@@ -460,7 +529,8 @@ class EmbedMixin(EnvironmentMixin):
         centers = self._centers_to_subtract(center, kind)
         environments = None
         if "c" in names:
-            environments = self._environment_corrections(adata, leftover=center is not None and kind == "embedding")
+            offsets = center is not None and kind == "embedding"
+            environments = self._environment_corrections(adata, module, source, with_offsets=offsets)
         if module is self.module and (adata is not self.adata or self._has_other_cells_attached()):
             registered = self._registered_inputs
             called = registered["channels" if self._inputs.image_key is not None else "features"]
@@ -488,7 +558,7 @@ class EmbedMixin(EnvironmentMixin):
         The result is empty if the argument ``center`` of :meth:`get_latent_representation` does not require these means
         to be subtracted.
         """
-        known: Any = getattr(self, "centers_", {})
+        known: Mapping[Any, np.ndarray] = self.results_.centers
         check_choice("center", center, {"auto": "of features", "controls": "by their mean", None: "not at all"})
         if center == "controls" and not known:
             msg = (
@@ -500,13 +570,53 @@ class EmbedMixin(EnvironmentMixin):
         wanted = center == "controls" or (center == "auto" and of_features)
         return known if wanted and representation == "embedding" else {}
 
+    def _environment_corrections(
+        self,
+        adata: AnnData,
+        module: EmbeddingModule | StoredEmbeddings,
+        source: ImageSource,
+        *,
+        with_offsets: bool,
+    ) -> EnvironmentCorrections | None:
+        """Return the effects of the environments of the cells of a table on their inputs and, optionally, on z_c.
+
+        The result is `None` if the model does not standardise inputs per environment. A warning names environment
+        columns that the table lacks, since they may be misspelt.
+
+        Parameters
+        ----------
+        adata
+            Table of cells, with or without labels.
+        module, source
+            Module that embeds these cells, and their inputs.
+        with_offsets
+            Whether to include the residual offset of each environment in z_c.
+        """
+        if self.module.preprocess.environments is None or not self.alignment_.kinds:
+            return None
+        absent = [column for column in self._registered(E_REGISTRY)["columns"] if column not in adata.obs]
+        if absent:
+            names = " and no ".join(map(repr, absent))
+            logger.warning("obs has no %s: inputs are standardised over all training cells alone.", names)
+        offsets = self.results_.offsets if with_offsets else None
+        return self.alignment_.estimate_corrections(self.module, module, self._cell_labels(adata), source, offsets)
+
+    def _estimate_residual_offsets(self) -> None:
+        """Estimate the residual offset of each environment in z_c from the training cells, and store the offsets."""
+        source = self._source(self.adata)
+        environments = self._environment_corrections(self.adata, self.module, source, with_offsets=False)
+        if environments is not None:
+            labels, rows = self._cell_labels(self.adata), self.train_indices
+            self.results_.offsets = self.alignment_.estimate_offsets(
+                self.module, labels, source, rows, environments.inputs
+            )
+
     def _estimate_centers(self) -> None:
         """Compute the means of z_c and of z_s over the controls among the training cells, and store them in the model.
 
         Without controls, no means are stored.
         """
         controls = self._control_mask(self.adata)
-        self.centers_ = {}
         if controls is None:
             return
         rows = self.train_indices[controls[self.train_indices]]
@@ -517,7 +627,27 @@ class EmbedMixin(EnvironmentMixin):
         rows = np.sort(np.random.default_rng(0).permutation(rows)[:_MAX_CENTRE_CONTROLS])
         for block in block_names(self.module):
             z = self.get_latent_representation(indices=rows, block=block, enable_progress_bar=False)
-            self.centers_[block] = z.mean(0)
+            self.results_.centers[block] = z.mean(0)
+
+    @property
+    def _objective_head(self) -> nn.Linear | None:
+        """Linear classifier of perturbations in the model's objective; `None` if the objective has no classifier."""
+        return None
+
+    def _head(self) -> nn.Linear:
+        if self._objective_head is not None:
+            return self._objective_head
+        if not self.can_predict:
+            msg = (
+                f"This {type(self).__name__} has no head to predict with: train it with train(online_head=True), or "
+                "take a classifier of scbd.baselines."
+            )
+            raise ValueError(msg)
+        weights = {name: torch.from_numpy(values) for name, values in self.online_head_.items()}
+        n_labels, n_features = weights["weight"].shape
+        head = nn.Linear(n_features, n_labels)
+        head.load_state_dict(weights)
+        return head
 
 
 @torch.no_grad()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from scbd.data._loading import ImageDataModule
+    from scbd.model._environment_alignment import ResidualOffsets
     from scbd.model._plan import TrainingPlan
     from scbd.nn._encoders import Representation
     from scbd.nn._environment_scaling import EnvironmentScaling
@@ -70,11 +71,6 @@ class ModelTraits:
     """
     side_by_side: bool = False
     """True if the model supports several separate environment columns."""
-    derived_attributes: Mapping[str, type] = field(default_factory=dict)
-    """Names of the model's attributes that are computed from the weights, each with its type, such as `dict`.
-
-    When the weights change, each attribute is reset to the empty value of its type.
-    """
     next_step: str = "get_latent_representation(block='c')"
     """Method call that ``print(model)`` suggests to the user as the next step after training."""
 
@@ -102,6 +98,21 @@ class Losses(NamedTuple):
 
     The training plan logs the total variance and the effective rank of these embeddings, which show a collapse.
     """
+
+
+@dataclass
+class TrainingResults:
+    """Quantities that are computed from the weights of a model after a training run; empty before training.
+
+    A new run replaces them, since they do not apply to other weights.
+    """
+
+    centers: dict[str, np.ndarray] = field(default_factory=dict)
+    """Mean embedding of the controls among the training cells, ``(D,)``, by block: ``"c"`` for z_c, ``"s"`` for z_s."""
+    offsets: ResidualOffsets | None = None
+    """Residual offset of each environment in z_c; `None` if inputs are not standardised per environment."""
+    diagnostics: Any = None
+    """Diagnostics of the embeddings, such as :attr:`scbd.SCBDModel.health`; `None` if there are none."""
 
 
 class TrainingSample(NamedTuple):
@@ -337,7 +348,9 @@ class EmbeddingModule(Objective):
             controls = None if sample.controls is None else np.tile(sample.controls, n)
             transforms["s"].fit(np.tile(whole, (n, 1)), labels.T.ravel(), controls)
 
-    def estimate_environment_statistics(self, reference: ReferenceBatches) -> None:
+    def estimate_environment_statistics(
+        self, reference: ReferenceBatches, environments: EnvironmentScaling | None = None
+    ) -> None:
         """Estimate the mean and the standard deviation of inputs in each environment from its reference cells.
 
         Environments that were estimated before keep their mean and standard deviation.
@@ -346,8 +359,11 @@ class EmbeddingModule(Objective):
         ----------
         reference
             Reference cells of the environments, with their raw inputs.
+        environments
+            Module that stores the mean and the standard deviation of each environment; by default that of
+            :attr:`preprocess`.
         """
-        environments = self.preprocess.environments
+        environments = environments or self.preprocess.environments
         assert environments is not None
         environments.learn(
             lambda: (self.preprocess.scaled_inputs(batch.to(self.device)) for batch in reference.batches()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from scvi.data._constants import _MODEL_NAME_KEY, _SETUP_ARGS_KEY
 
 from scbd.model._arguments import LEVELS_OF_A_NUMBER
+from scbd.model._environment_alignment import EnvironmentAlignment, ResidualOffsets
+from scbd.model._interfaces import TrainingResults
 from scbd.model._training_cells import column_values_or_text
 
 if TYPE_CHECKING:
@@ -141,15 +144,56 @@ def check_saved_model(path: Path, class_name: str, newest: int, *, allow_pickle:
 def to_plain_values(value: Any) -> Any:
     """Convert an attribute of a model so that it can be saved without pickling.
 
-    Dictionaries of any class become plain dictionaries, with converted values. A DataFrame becomes a dictionary of its
-    index and columns. Values of other types are returned unmodified.
+    Dictionaries of any class, dataclasses and named tuples become plain dictionaries, with converted values. A
+    DataFrame becomes a dictionary of its index and columns. Values of other types are returned unmodified.
     """
+    if is_dataclass(value) and not isinstance(value, type):
+        value = vars(value)
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, dict):
         return {key: to_plain_values(part) for key, part in value.items()}
     if isinstance(value, pd.DataFrame):
         columns = {str(name): column_values_or_text(value[name]) for name in value}
         return {_FRAME_KEY: {"index": column_values_or_text(value.index), "name": value.index.name, "columns": columns}}
     return value
+
+
+# attributes of models saved in format 0 or 1, with the names that their values have in EnvironmentAlignment
+_ALIGNMENT_OF_FORMAT_1 = {
+    "standardized_by_": "kinds",
+    "could_be_known_by_": "alternative_kinds",
+    "label_shares_": "label_frequencies",
+    "in_common_": "overlaps",
+}
+
+
+def restore_attributes(model: Any) -> None:
+    """Restore the attributes of a loaded model that :func:`to_plain_values` had converted, also of earlier formats.
+
+    Parameters
+    ----------
+    model
+        Model with the attributes that were read from a file. Formats 0 and 1 stored each value of ``alignment_`` and
+        ``results_`` as a separate attribute.
+    """
+    state = vars(model)
+    for name, value in list(state.items()):
+        if name.endswith("_"):
+            state[name] = from_plain_values(value)
+    if isinstance(state["results_"], dict):
+        model.alignment_ = EnvironmentAlignment(**state["alignment_"])
+        offsets = state["results_"].pop("offsets")
+        model.results_ = TrainingResults(offsets=offsets and ResidualOffsets(**offsets), **state["results_"])
+        return
+    for old, new in _ALIGNMENT_OF_FORMAT_1.items():
+        if old in state:
+            setattr(model.alignment_, new, state.pop(old))
+    kinds, offsets = state.pop("centered_by_", {}), state.pop("leftover_", {})
+    diagnostics = [state.pop(name) for name in ("health_", "latent_health_") if name in state]
+    model.results_ = TrainingResults(
+        state.pop("centers_", {}), ResidualOffsets(kinds, offsets) if offsets else None, *diagnostics
+    )
 
 
 def from_plain_values(value: Any) -> Any:

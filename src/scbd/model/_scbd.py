@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
+from scbd._shared.checks import check_count, check_number, count_or_default, join_first
 from scbd._shared.keys import Y_REGISTRY
-from scbd.model._arguments import REPLACEMENTS, check_argument_names, keyword_names
+from scbd._shared.labels import as_columns, label_text, label_values
+from scbd.model._arguments import REPLACEMENTS, check_argument_names, explain_arguments, keyword_names
 from scbd.model._base import ImageModel, describe_n_parameters, encoder_name
-from scbd.model._decode import DecodeMixin
+from scbd.model._decode import CELLS_READ_PER_BLOCK, DECODE_BATCH_SIZE, DecodeMixin
+from scbd.model._decoder_objective import DecoderObjective
 from scbd.model._design import environment_column_codes
+from scbd.model._embed import row_numbers
 from scbd.model._health import advice_on_collapse, means_differ, measure_health
+from scbd.model._minified import block_names
 from scbd.model._objective import Invariance, SCBDModule, StyleTarget
+from scbd.model._train import TRAINER_ARGUMENTS, TrainMixin
 from scbd.nn._groups import Groups
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from anndata import AnnData
-    from torch import nn
+    from torch import Tensor, nn
 
     from scbd._shared.checks import ImageSize
     from scbd.data._loading import ImageDataModule
     from scbd.model._interfaces import Alpha
     from scbd.model._reference_cells import StandardizeBy
+    from scbd.nn._decoders import Likelihood
 
 # With set_size="auto" and at least _MIN_PERTURBATIONS_FOR_SETS perturbations, the supervised loss also contrasts means
 # of _DEFAULT_SET_SIZE cells of the same perturbation, because a single cell rarely shows which of the many
@@ -34,6 +44,15 @@ _MIN_PERTURBATIONS_FOR_SETS, _DEFAULT_SET_SIZE = 30, 4
 # maximum number of cells used to test whether the mean z_c differs between perturbations, before a warning that z_c
 # does not carry the perturbation
 _MEANS_TEST_CELLS = 2_048
+# prefix of the names of the decoder's losses in model.history, for example of decoder_train_loss
+_DECODER_PREFIX = "decoder_"
+# maximum number of cells from which traverse computes the mean z_c of a perturbation
+_MAX_CELLS_PER_MEAN = 1000
+# maximum deviation from unit length of an embedding that is decoded; it allows for rounding errors
+_UNIT_LENGTH_TOLERANCE = 0.01
+# default learning rate of decoder training, and its default batch size if the encoders are frozen; a batch then need
+# not hold several cells of a perturbation
+_DECODER_LR, _DECODER_BATCH_SIZE = 1e-3, 128
 # further keyword arguments of SCBDModel for the preprocessing of inputs, with their defaults
 _PREPARATION: dict[str, Any] = {"intensity": "auto", "standardize": True, "clip": 20.0}
 # further keyword arguments of SCBDModel for the linear transform of features, with their defaults
@@ -153,12 +172,9 @@ class SCBDModel(DecodeMixin, ImageModel):
     (240, 64)
     """
 
-    traits = replace(
-        ImageModel.traits,
-        side_by_side=True,
-        derived_attributes={**ImageModel.traits.derived_attributes, "health_": dict},
-    )
+    traits = replace(ImageModel.traits, side_by_side=True)
     module: SCBDModule
+    decoder_settings_: dict[str, Any]
 
     def __init__(
         self,
@@ -210,7 +226,6 @@ class SCBDModel(DecodeMixin, ImageModel):
             controls=self._control_codes,
             **{name: further[name] for name in _MODULE},
         )
-        self.health_: dict[str, float] = {}
         self.decoder_settings_ = {}
 
     @property
@@ -234,7 +249,242 @@ class SCBDModel(DecodeMixin, ImageModel):
         - ``final_alpha``: alpha, the weight of the invariance loss; with ``alpha="auto"``, the value at the end of
           training.
         """
-        return self.health_
+        return self.results_.diagnostics or {}
+
+    @explain_arguments(*keyword_names(TrainMixin.train), *TRAINER_ARGUMENTS)
+    def train_decoder(
+        self,
+        *,
+        likelihood: Likelihood | Literal["auto"] = "auto",
+        width: int = 64,
+        joint: bool = False,
+        weight: float = 1.0,
+        cycle: float | None = None,
+        **training: Any,
+    ) -> None:
+        """Train a decoder, which shows as pictures the information that the embeddings z_c and z_s contain.
+
+        z_c and z_s each add a separate contribution to the picture (paper, appendix A), so that one of them can be
+        exchanged, see :meth:`swap_blocks`. By default the encoders are frozen, as in the paper, and the embeddings do
+        not change.
+
+        Parameters
+        ----------
+        likelihood
+            ``"bernoulli"`` for intensities between 0 and 1, or ``"gaussian"``, with one learned scale, for any
+            intensities. ``"auto"`` selects ``"bernoulli"`` if the model prepares images with ``intensity="scale"`` and
+            their intensities then lie between 0 and 1, and ``"gaussian"`` otherwise.
+        width
+            Number of channels of the decoder's layers. The paper uses 256, which takes sixteen times as many operations
+            as 64.
+        joint
+            Whether to train encoders and decoder together (which the paper leaves to future work). Training continues
+            from the current weights of the encoders, which need not have been trained before.
+        weight
+            Weight of the reconstruction loss in joint training, where it is added to the contrastive losses. The
+            reconstruction loss is in nats per value (pixel and channel). With a larger weight, z_c contains more
+            information on individual cells.
+        cycle
+            Weight of the cycle loss: pictures are decoded from z_c of one cell and z_s of another and embedded again,
+            and the new embeddings should equal these z_c and z_s. Default: 1 in joint training of a model with z_c and
+            z_s, otherwise 0, as in the paper.
+        **training
+            Arguments of :meth:`train`, such as ``max_steps``. Some defaults differ: ``lr`` is 0.001. With frozen
+            encoders, ``batch_size`` is 128, or half the number of cells if there are fewer than 256, and batches are
+            drawn at random, without equal numbers of cells per perturbation. The default split is the one that the
+            encoders were trained with.
+
+        Raises
+        ------
+        ValueError
+            If the encoders are not trained and ``joint`` is false, or if a setting does not fit the data. The error is
+            raised before training starts.
+        scbd.model.TrainingDiverged, KeyboardInterrupt, SystemExit
+            If training diverges or is interrupted, see :meth:`train`. The partly trained decoder is kept; if the run
+            made no step, an earlier decoder is kept.
+
+        Notes
+        -----
+        With frozen encoders, ``history`` holds the loss as ``decoder_train_loss`` and ``decoder_validation_loss``. In
+        joint training, ``history`` holds the reconstruction loss as ``train_reconstruction`` and
+        ``validation_reconstruction``, next to the losses of the encoders. The cycle loss, a squared distance between 0
+        and 4, is named ``decoder_train_cycle`` and ``decoder_validation_cycle``, or in joint training ``train_cycle``
+        and ``validation_cycle``.
+        """
+        if not joint and not self.is_trained_:
+            msg = "The encoders are not trained: call train() first, or train both together with joint=True."
+            raise ValueError(msg)
+        if not weight > 0:
+            msg = f"weight={weight}: the reconstruction needs a positive weight."
+            raise ValueError(msg)
+        if cycle is None:
+            cycle = float(joint and self.module.style is not None)
+        check_number("cycle", cycle)
+        if cycle and self.module.style is None:
+            msg = f"cycle={cycle} needs two blocks, and this {type(self).__name__} has z_c alone: leave it out."
+            raise ValueError(msg)
+        self._adata_or_attached(None)
+        decoder = self.module.make_decoder(self._choose_likelihood(likelihood), width)
+        settings = self._make_train_settings(**{"lr": _DECODER_LR} | training)
+        if not joint:
+            n, p = settings.batch_size, training.get("perturbations_per_batch")
+            # at most half of the rows form a batch, so that even a table of a few wells gives two batches
+            most = max(2, min(_DECODER_BATCH_SIZE, self.adata.n_obs // 2))
+            settings = settings.replace(batch_size=most if n is None else n, perturbations_per_batch=p)
+        objective = DecoderObjective(self.module, decoder, weight if joint else None, cycle=cycle)
+        run = self._fit(objective, settings, contrastive=joint)
+        try:
+            if joint:
+                self._store_run(run)
+        finally:  # an interrupted run keeps the partly trained decoder, as it keeps the partly trained encoders
+            if run.moved:
+                self._remove_decoder()
+                self.module.decoder = decoder.to(self.module.device).eval()
+                self.decoder_settings_ = {"joint": joint, "steps": run.settings["steps"]} | objective.own_settings
+        if not joint:
+            self.history_ = (self.history_ or {}) | run.history.frames(prefix=_DECODER_PREFIX)
+            if run.error is not None:
+                raise run.error
+
+    @explain_arguments()
+    def traverse(
+        self,
+        indices: Sequence[int] | np.ndarray,
+        to: str | float,
+        adata: AnnData | None = None,
+        *,
+        n_steps: int = 5,
+        batch_size: int | None = None,
+    ) -> np.ndarray:
+        r"""Decode pictures of cells while z_c moves in steps from their own perturbation to another perturbation.
+
+        The pictures predict the effect of the other perturbation on a cell in the cell's own environment. For :math:`t`
+        from 0 to 1, z_c is replaced by :math:`z_c + t\,(\mu_{to} - \mu_{own})`, scaled to unit length. Here
+        :math:`\mu_{own}` is the mean z_c of all cells with the cell's own perturbation, and :math:`\mu_{to}` is the
+        mean z_c of all cells with the other perturbation. Each mean is computed from at most 1,000 cells, a random
+        choice that is the same in each call.
+
+        The cell's z_s does not change. The difference between the cell and the mean of its perturbation is kept as
+        well: before scaling, the last z_c differs from :math:`\mu_{to}` as the first differs from :math:`\mu_{own}`.
+
+        Parameters
+        ----------
+        indices
+            Row numbers of the cells to start from, for example controls, or a boolean mask.
+        to
+            Perturbation to move to, a label of ``y_key``.
+        adata
+            Table that holds the cells of ``indices``, and all cells from which the means are computed, with their
+            perturbations. Default: the training data.
+        n_steps
+            Number of pictures per cell. The first is the reconstruction of the cell, the last is at :math:`t = 1`.
+        batch_size
+            Number of cells per forward pass. Default: 256.
+
+        Returns
+        -------
+        Array, float32 ``(len(indices), n_steps, C, H, W)`` of images, or ``(len(indices), n_steps, F)`` of features, in
+        the units of :meth:`reconstruct`.
+
+        Raises
+        ------
+        KeyError
+            If no cell has the perturbation ``to``.
+        ValueError
+            If no decoder has been trained, or ``n_steps`` is less than 2.
+
+        See Also
+        --------
+        scbd.pl.traverse : Draws these pictures.
+        """
+        self._require_decoder()
+        check_count("n_steps", n_steps, least=2)
+        batch_size = count_or_default("batch_size", batch_size, DECODE_BATCH_SIZE)
+        adata = self._adata_or_attached(adata)
+        y_key = self.registry_["setup_args"]["y_key"]
+        found = label_values(adata.obs, as_columns(y_key)).cat
+        labels, wanted = found.rename_categories(label_text).astype(str).to_numpy(), label_text(to)
+        if wanted not in labels:
+            msg = f"to={to!r}: no cell has this perturbation. Those of {y_key!r} are {join_first(np.unique(labels))}."
+            raise KeyError(msg)
+        rows = row_numbers(indices, adata.n_obs)
+        rows = np.arange(adata.n_obs) if rows is None else rows
+        blocks = {block: self._embedded(block, adata, rows, batch_size) for block in block_names(self.module)}
+        names, places = np.unique([wanted, *labels[rows]], return_inverse=True)
+        means = np.stack([self._mean_content(adata, labels == name, batch_size) for name in names])
+        step = means[places[0]] - means[places[1:]]
+        path = blocks["c"][:, None] + np.linspace(0, 1, n_steps, dtype=np.float32)[:, None] * step[:, None]
+        path /= np.linalg.norm(path, axis=-1, keepdims=True)
+        others = [np.repeat(z, n_steps, axis=0) for block, z in blocks.items() if block != "c"]
+        images = self.decode(path.reshape(-1, path.shape[-1]), *others, batch_size=batch_size)
+        return images.reshape(len(rows), n_steps, *images.shape[1:])
+
+    def _mean_content(self, adata: AnnData, of_label: np.ndarray, batch_size: int) -> np.ndarray:
+        """Return the mean z_c ``(D,)`` of the cells of a perturbation, which are given by a boolean mask.
+
+        If there are more than 1,000 cells, the mean is computed from 1,000 random cells, the same in each call.
+        """
+        rows = np.random.default_rng(0).permutation(np.flatnonzero(of_label))[:_MAX_CELLS_PER_MEAN]
+        return self._embedded("c", adata, np.sort(rows), batch_size).mean(0)
+
+    def _choose_likelihood(self, asked: Likelihood | Literal["auto"]) -> Likelihood:
+        """Return the likelihood of the decoder: the requested one, or for ``"auto"`` one that fits the intensities.
+
+        To decide if a Bernoulli likelihood fits, the intensities of up to 512 random cells are read.
+
+        Raises
+        ------
+        ValueError
+            If the Bernoulli likelihood is requested and the intensities are not between 0 and 1.
+        """
+        if asked == "gaussian" or (asked == "auto" and self.module.preprocess.intensity != "scale"):
+            return "gaussian"
+        n = self._source(self._adata_or_attached(None)).shape[0]
+        values = self.get_intensities(indices=np.sort(np.random.default_rng(0).permutation(n)[:CELLS_READ_PER_BLOCK]))
+        low, high = float(values.min()), float(values.max())
+        within = low >= -1e-4 and high <= 1 + 1e-4
+        if asked == "bernoulli" and not within:
+            msg = (
+                f"likelihood='bernoulli' needs intensities between 0 and 1, these reach from {low:.3g} to {high:.3g}: "
+                "use likelihood='gaussian'."
+            )
+            raise ValueError(msg)
+        return ("bernoulli" if within else "gaussian") if asked == "auto" else asked
+
+    def _check_embeddings(self, embeddings: Sequence[Tensor]) -> None:
+        lengths = torch.stack([z.norm(dim=1) for z in embeddings])
+        # the comparison is negated so that the result is also true for embeddings with NaN
+        off = ~((lengths - 1).abs() <= _UNIT_LENGTH_TOLERANCE)
+        if off.any():
+            rows = np.flatnonzero(off.any(0).numpy())
+            msg = (
+                f"The embeddings to decode have other lengths than 1 in {len(rows)} rows ({join_first(rows)}): take "
+                "those of cells with center=None, and divide points between cells by their length."
+            )
+            raise ValueError(msg)
+
+    @contextmanager
+    def _without_untrained_parts(self) -> Iterator[None]:
+        """Detach the decoder from the model during a training run, so that the run neither trains nor saves it."""
+        decoder, settings = self.module.decoder, self.decoder_settings_
+        self.module.decoder, self.decoder_settings_ = None, {}
+        try:
+            yield
+        finally:
+            self.module.decoder, self.decoder_settings_ = decoder, settings
+
+    def _discard_results(self) -> None:
+        """Discard what was computed from earlier weights, and the decoder, which was trained on their embeddings."""
+        super()._discard_results()
+        self._remove_decoder()
+
+    def _remove_decoder(self) -> None:
+        self.module.decoder = None
+        self.decoder_settings_ = {}
+        if self.history_:
+            self.history_ = {
+                name: frame for name, frame in self.history_.items() if not name.startswith(_DECODER_PREFIX)
+            }
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
         """Give the module the codes of all registered labels before a run.
@@ -260,7 +510,7 @@ class SCBDModel(DecodeMixin, ImageModel):
             validation cells.
         """
         of_invariance = self._max_invariance_fraction()
-        self.health_, warning = measure_health(
+        self.results_.diagnostics, warning = measure_health(
             self.module,
             data.example_batch(),
             self._has_different_means,

@@ -23,6 +23,7 @@ from scvi.data._constants import (
 from scvi.data.fields import StringUnsField
 from scvi.model.base import BaseMinifiedModeModelClass
 
+from scbd._shared.checks import check_choice
 from scbd._shared.keys import (
     E_REGISTRY,
     FEATURE_REGISTRY,
@@ -31,12 +32,16 @@ from scbd._shared.keys import (
     Y_REGISTRY,
 )
 from scbd._shared.labels import (
+    CROSS_SEPARATOR,
     as_columns,
     check_anndata,
     check_control_labels,
     control_label_texts,
+    encode_labels,
     find_likely_controls,
     label_text,
+    label_values,
+    split_crossed_label,
 )
 from scbd.data._channels import check_channel_names, check_images_match_registered
 from scbd.data._fields import FeatureField, ImageField, LabelField, match_features
@@ -55,8 +60,11 @@ from scbd.model._design import (
     check_e_columns,
     check_inferred_column,
     control_mask,
+    has_separate_environments,
     match_control_labels,
 )
+from scbd.model._environment_alignment import CellLabels, EnvironmentAlignment
+from scbd.model._interfaces import TrainingResults
 from scbd.model._minified import (
     StoredEmbeddings,
     digest_of_inputs,
@@ -66,6 +74,7 @@ from scbd.model._minified import (
 )
 from scbd.model._training_cells import TRAIN_SIZE, cell_digests
 from scbd.nn._encoders import IdentityLinear
+from scbd.nn._environment_scaling import EnvironmentScaling
 from scbd.nn._feature_scaling import FeatureScaling
 from scbd.nn._image_preprocessing import Preprocess
 from scbd.nn._input_transform import InputTransform
@@ -80,6 +89,7 @@ if TYPE_CHECKING:
     from scbd.data._sources import ImageSource
     from scbd.model._design import EColumns
     from scbd.model._interfaces import EmbeddingModule, ModelTraits
+    from scbd.model._reference_cells import StandardizeBy
     from scbd.nn._input_transform import Whitening
 
     WhiteningChoice = Whitening | Literal["auto"] | None
@@ -141,6 +151,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
         "set it in the constructor, to the EmbeddingModule to train: self.module = …"
     )
     traits: ModelTraits
+    alignment_: EnvironmentAlignment
     # whether the cells attached to the model differ from the cells that it was trained on
     _has_other_cells = False
     # names of the attached cells at the time when they were last compared with the training cells
@@ -148,6 +159,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
 
     def __init__(self, adata: AnnData | None = None, registry: dict[str, Any] | None = None) -> None:
         super().__init__(adata, registry)
+        self.results_ = TrainingResults()
         source = None if adata is None else self.adata_manager._source_registry
         # The model keeps the registered labels and settings of the table that it was first set up with, even if another
         # table is attached.
@@ -494,11 +506,38 @@ class SetupMixin(BaseMinifiedModeModelClass):
         categories = list(self._registered(Y_REGISTRY)["categories"])
         return np.array([categories.index(label) for label in match_control_labels(control, categories)])
 
-    def _make_preprocess(self, **settings: Any) -> Preprocess | FeatureScaling:
+    @property
+    def _environment_columns(self) -> list[tuple[str, ...]]:
+        """Names of the environment columns of ``obs``, as a list of tuples.
+
+        Environments that are treated separately have a tuple with one name each. If environments are combinations of
+        several columns, these columns form a single tuple.
+        """
+        columns = self._registered(E_REGISTRY)["columns"]
+        return [(column,) for column in columns] if has_separate_environments(self.registry_) else [tuple(columns)]
+
+    def _cell_labels(self, adata: AnnData) -> CellLabels:
+        """Return the integer codes of the labels of the cells of a table, which may lack labels or have new ones."""
+        known_y, known_e = (self._registered(key)["categories"] for key in (Y_REGISTRY, E_REGISTRY))
+        known_by_column: Sequence[Sequence[Any]] = [known_e]
+        if has_separate_environments(self.registry_):
+            values = zip(*map(split_crossed_label, known_e), strict=True)
+            known_by_column = [list(dict.fromkeys(column)) for column in values]
+        y, _ = _encode_if_present(adata.obs, self._registered(Y_REGISTRY)["columns"], known_y)
+        codes, names = [], []
+        for columns, known in zip(self._environment_columns, known_by_column, strict=True):
+            e, new = _encode_if_present(adata.obs, columns, known)
+            codes.append(e)
+            names.append([*known, *new])
+        return CellLabels(y, np.stack(codes, 1), names, self._control_mask(adata))
+
+    def _make_preprocess(self, *, standardize_by: StandardizeBy = None, **settings: Any) -> Preprocess | FeatureScaling:
         """Create the module that scales the images or features before the encoders.
 
         Parameters
         ----------
+        standardize_by
+            Kind of reference cells, see :class:`scbd.SCBDModel`; `None` for no standardisation per environment.
         **settings
             Arguments of :class:`scbd.nn.Preprocess` for images, or of :class:`scbd.nn.FeatureScaling` for features.
 
@@ -507,7 +546,9 @@ class SetupMixin(BaseMinifiedModeModelClass):
         TypeError
             If an argument does not exist.
         ValueError
-            If an argument for features is given for images, or the reverse, and differs from its default.
+            If an argument for features is given for images, or the reverse, and differs from its default. Also if
+            ``standardize_by`` is not a valid choice, or is ``"controls"`` although no controls were named in
+            :meth:`setup_anndata`.
         """
         registered, of_images = self._registered_inputs, self._inputs.image_key is not None
         ours, theirs = ("images", "features") if of_images else ("features", "images")
@@ -524,9 +565,21 @@ class SetupMixin(BaseMinifiedModeModelClass):
         optional = [one.name for one in inspect.signature(kind).parameters.values() if one.default is not one.empty]
         known = dict.fromkeys([*keyword_names(type(self).__init__), "standardize_by", *optional])
         check_argument_names(own, known, type(self).__name__, REPLACEMENTS["__init__"])
+        by = {"auto": "by what fits", "controls": "by these", "cells": "by all of them", None: "not at all"}
+        check_choice("standardize_by", standardize_by, by)
+        if standardize_by == "controls" and self._control_codes is None:
+            msg = "standardize_by='controls': name controls with control=… in setup_anndata."
+            raise ValueError(msg)
+        names = [CROSS_SEPARATOR.join(map(str, columns)) for columns in self._environment_columns]
+        self.alignment_ = EnvironmentAlignment(standardize_by, names)
+        preprocess: Preprocess | FeatureScaling
         if of_images:
-            return Preprocess(tuple(registered["image_shape"]), registered["dtype"], **own)
-        return FeatureScaling(len(registered["features"]), **own)
+            preprocess = Preprocess(tuple(registered["image_shape"]), registered["dtype"], **own)
+        else:
+            preprocess = FeatureScaling(len(registered["features"]), **own)
+        if standardize_by is not None and preprocess.standardize:
+            preprocess.environments = EnvironmentScaling(preprocess.output_shape[0], len(names))
+        return preprocess
 
     def _encoder(self, encoder: str | nn.Module) -> str | nn.Module:
         """Return the name of the encoder that ``encoder="auto"`` stands for. Any other encoder is returned unchanged.
@@ -626,6 +679,19 @@ class SetupMixin(BaseMinifiedModeModelClass):
     @property
     def _is_linear(self) -> bool:
         return any(isinstance(part, IdentityLinear) for part in self.module.modules())
+
+
+def _encode_if_present(obs: pd.DataFrame, columns: Sequence[str], known: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
+    """Encode the labels in columns of ``obs`` as integers, -1 if a label is missing or ``obs`` lacks a column.
+
+    Returns
+    -------
+    The codes, int64 ``(N,)``, and the labels that are not among the ``known`` ones, whose codes follow those of the
+    known labels.
+    """
+    if not all(column in obs for column in columns):
+        return np.full(len(obs), -1), []
+    return encode_labels(label_values(obs, columns, allow_missing=True), known)
 
 
 def _plain_key(key: str | Sequence[str]) -> str | list[str]:

@@ -10,8 +10,8 @@ import signal
 import tempfile
 import warnings
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as L
@@ -48,9 +48,9 @@ from scbd.model._callbacks import (
 )
 from scbd.model._checkpoints import ResumableCheckpoint, check_checkpoint_matches, find_checkpoint
 from scbd.model._design import has_separate_environments
-from scbd.model._embed import keep_freed_memory
+from scbd.model._embed import EmbedMixin, keep_freed_memory
+from scbd.model._interfaces import TrainingResults
 from scbd.model._plan import OnlineHead
-from scbd.model._predict import PredictMixin
 from scbd.model._training_cells import (
     cell_digests,
     choose_split,
@@ -91,38 +91,14 @@ _RESERVED_PLAN_ARGUMENTS = ("module", "seed", "first_step", "settings", "head")
 _RESERVED_BATCH_ARGUMENTS = ("source", "y", "e", "split", "mixed_by", "max_steps", "first_step")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainSettings:
-    """Arguments of one call of :meth:`TrainMixin.train`, checked for contradictions.
+class TrainSettings(SimpleNamespace):
+    """Arguments of one call of :meth:`TrainMixin.train`, as attributes, checked for contradictions.
 
-    The documentation and the defaults of the arguments are in :meth:`TrainMixin.train`.
+    The signature and the docstring of :meth:`TrainMixin.train` define the arguments, their types and their defaults.
     """
 
-    max_steps: int | None
-    max_epochs: int | None
-    lr: float | None
-    weight_decay: float
-    batch_size: int | None
-    perturbations_per_batch: int | str | None
-    split: str | Split | None
-    train_size: float | None
-    validation_size: float | None
-    validate_every: int | None
-    load_best: bool
-    early_stopping: bool
-    early_stopping_patience: int | None
-    online_head: bool
-    checkpoint_dir: str | os.PathLike[str] | None
-    resume: bool
-    accelerator: str
-    devices: int | list[int] | str
-    precision: Precision
-    seed: int | None
-    batch_kwargs: Mapping[str, Any] | None
-    plan_kwargs: Mapping[str, Any] | None
-    trainer_kwargs: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
         for name in ("max_steps", "max_epochs", "batch_size", "validate_every", "early_stopping_patience", "seed"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), {"batch_size": 2, "seed": 0}.get(name, 1))
@@ -138,6 +114,10 @@ class TrainSettings:
         if self.resume and not self.checkpoint_dir:
             msg = "resume=True needs the checkpoint_dir of the run to resume."
             raise ValueError(msg)
+
+    def replace(self, **changes: Any) -> TrainSettings:
+        """Return equal settings, except for the given changes."""
+        return TrainSettings(**vars(self) | changes)
 
     @property
     def folder(self) -> Path | None:
@@ -209,14 +189,14 @@ class TrainSettings:
             )
             raise ValueError(msg)
         else:
-            return replace(self, trainer_kwargs=further)
+            return self.replace(trainer_kwargs=further)
         if not self.validates(data):
             msg = f"{given[0]} needs validation cells, and there are too few: {_VALIDATION_REMEDY}."
             raise ValueError(msg)
-        return replace(self, trainer_kwargs=further, validate_every=-(-n_batches // self.n_accumulated_batches))
+        return self.replace(trainer_kwargs=further, validate_every=-(-n_batches // self.n_accumulated_batches))
 
 
-class TrainMixin(PredictMixin):
+class TrainMixin(EmbedMixin):
     """Mixin that adds to a model the method :meth:`train`, and the storage of the history and results of its runs."""
 
     history_: dict[str, pd.DataFrame] | None
@@ -363,12 +343,12 @@ class TrainMixin(PredictMixin):
         """
         given = dict(locals())
         del given["self"]
-        settings, defaults = TrainSettings(**given), dict(self._training_defaults)
+        settings, defaults = TrainSettings(**given), self._training_defaults
         # The default of batch_size is set later, in the method _data, because it depends on the number of training
         # cells.
         leave = {"batch_size"} if max_epochs is None else {"batch_size", "max_steps"}
         unset = {n: value for n, value in defaults.items() if n not in leave and getattr(settings, n) is None}
-        self._store_run(self._fit(self.module, replace(settings, **unset)))
+        self._store_run(self._fit(self.module, settings.replace(**unset)))
 
     def _make_train_settings(self, **given: Any) -> TrainSettings:
         """Create training settings from some arguments of :meth:`train`; all other arguments have their defaults.
@@ -424,8 +404,11 @@ class TrainMixin(PredictMixin):
             if contrastive:
                 warn_if_single_cell_perturbations(y[train], self._registered(Y_REGISTRY)["categories"])
                 self._before_training(y[train], e[train])
-            known = self.module.preprocess.environments is not None
-            reference = self._training_reference(adata, source, train) if known else None
+            reference = None
+            if self.module.preprocess.environments is not None:
+                labels = self._cell_labels(adata)
+                self.alignment_.fit(labels, train)
+                reference = self.alignment_.draw_reference(labels, source, train)
             if not self.module.is_fitted:
                 controls, positions = self._control_mask(adata), self._position_codes(adata)
                 sample = draw_training_sample(source, train, y, e, controls, positions, seed=data.seed)
@@ -436,7 +419,7 @@ class TrainMixin(PredictMixin):
                 self._log_training_summary(data, plan)
             with (
                 self._without_untrained_parts(),
-                self._with_derived_attributes_reset() if contrastive else nullcontext(),
+                self._without_results() if contrastive else nullcontext(),
             ):
                 run.start(state)
         self.module.eval()
@@ -592,7 +575,7 @@ class TrainMixin(PredictMixin):
             self._record_cells(self.adata, others=False)
             self.training_settings_ = run.settings
             self.is_trained_ = True
-            self._reset_derived_attributes()
+            self._discard_results()
             head = {} if run.plan.head is None else run.plan.head.state_dict()
             self.online_head_ = {name: values.cpu().numpy().copy() for name, values in head.items()}
         try:
@@ -643,29 +626,22 @@ class TrainMixin(PredictMixin):
             )
         return None
 
-    def _reset_derived_attributes(self) -> None:
-        """Reset the attributes that were computed from earlier weights to empty values.
-
-        Their names are in ``traits.derived_attributes``.
-        """
-        for name, kind in self.traits.derived_attributes.items():
-            setattr(self, name, kind())
+    def _discard_results(self) -> None:
+        """Discard the quantities that were computed from earlier weights."""
+        self.results_ = TrainingResults()
 
     @contextmanager
-    def _with_derived_attributes_reset(self) -> Iterator[None]:
-        """Reset the attributes that were computed from earlier weights while a run lasts, and restore them afterwards.
+    def _without_results(self) -> Iterator[None]:
+        """Remove the quantities computed from earlier weights while a run lasts, and restore them afterwards.
 
-        These are the attributes in ``traits.derived_attributes``. A callback that saves the model during the run would
-        otherwise save them together with weights to which they do not belong.
+        A callback that saves the model during the run would otherwise save them together with weights to which they do
+        not belong.
         """
-        kept = {name: getattr(self, name) for name in self.traits.derived_attributes if hasattr(self, name)}
-        for name in kept:
-            setattr(self, name, self.traits.derived_attributes[name]())
+        kept, self.results_ = self.results_, TrainingResults()
         try:
             yield
         finally:
-            for name, found in kept.items():
-                setattr(self, name, found)
+            self.results_ = kept
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
         """Check the labels of the training cells before a run. The base class checks nothing; subclasses override it.

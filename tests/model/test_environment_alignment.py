@@ -15,7 +15,7 @@ from scipy import stats
 
 from scbd import SCBDModel
 from scbd.baselines import ERMModel, VAEModel
-from scbd.model._decode import DecoderObjective
+from scbd.model._decoder_objective import DecoderObjective
 from scbd.model._reference_cells import (
     choose_reference_kind,
     frequency_distance,
@@ -65,7 +65,7 @@ def model(cells):
 
 def prepared(model, cells):
     """Inputs of z_c and of z_s as the model takes them."""
-    codes = torch.from_numpy(model._environment_codes(cells)[0])
+    codes = torch.from_numpy(model._cell_labels(cells).e)
     return [part.numpy() for part in model.module.prepare(torch.from_numpy(cells.obsm[IMAGE_KEY]), codes)]
 
 
@@ -186,7 +186,7 @@ def test_a_perturbation_that_fills_its_own_well_is_not_taken_for_the_well():
     cells.obs["well"] = pd.Categorical([f"well of {gene} {i % 2}" for i, gene in enumerate(cells.obs["gene"])])
     with pytest.warns(UserWarning, match="confounded"):
         model = trained(cells, control=None, alpha=0.0)
-    assert not model.standardized_by_
+    assert not model.alignment_.kinds
     z, gene = model.get_latent_representation(), cells.obs["gene"].to_numpy()
     means = np.stack([z[gene == name].mean(0) for name in np.unique(gene)])
     assert means.var(0).sum() > 0.5 * z.var(0).sum()
@@ -259,7 +259,7 @@ def test_controls_tell_of_new_wells_that_hold_other_perturbations(by, tmp_path):
     images[..., :4] = images[..., 4:8]  # wells differ by brightness and contrast alone
     cells.obsm[IMAGE_KEY] = (images * (1 + 0.4 * well) + 25 * well).astype(np.float32)
     model = trained(cells, standardize_by="controls" if by == "controls" else "auto")
-    assert model.standardized_by_ == {"well": by}
+    assert model.alignment_.kinds == {"well": by}
     chosen = np.flatnonzero(cells.obs["gene"].isin([CONTROL, "gene_3"]))
     z = model.get_latent_representation(indices=chosen)
     new = photographed(cells[chosen].copy())
@@ -301,7 +301,7 @@ def test_a_well_of_the_training_that_holds_others_is_known_by_its_controls():
     cells = in_wells(6, 960)
     odd = dim(others_alone(cells, "well_5"), "well_5")
     model = trained(odd, steps=1)
-    assert model.standardized_by_ == {"well": "cells"}
+    assert model.alignment_.kinds == {"well": "cells"}
     _, within = prepared(model, odd)
     well, gene = odd.obs["well"].to_numpy(), odd.obs["gene"].to_numpy()
     of_controls = [moments(within, (well == name) & (gene == CONTROL)) for name in ("well_0", "well_5")]
@@ -383,7 +383,7 @@ def test_a_new_well_of_one_perturbation_is_not_known_by_all_of_its_cells(caplog)
     """Where training wells were: what it would lose is its perturbation."""
     cells = cells_of()
     model, new = trained(cells, control=None), photographed(cells)
-    assert model.standardized_by_ == {"well": "cells"}
+    assert model.alignment_.kinds == {"well": "cells"}
     alone = new[new.obs["gene"] == "gene_3"].copy()
     found = model.get_latent_representation(alone)
     assert "3 environments (new well_0, new well_1, new well_2) are standardised with" in caplog.text
@@ -411,7 +411,7 @@ def test_what_was_learned_is_saved_and_goes_on(cells, model, tmp_path):
     both = photographed(cells)
     loaded.adata = both
     loaded.train(max_steps=2, batch_size=48, accelerator="cpu", enable_progress_bar=False)
-    rows, _ = loaded._environment_codes(both)
+    rows = loaded._cell_labels(both).e
     environments: Any = loaded.module.preprocess.environments
     assert environments.known(torch.from_numpy(rows)).all()
     assert environments.known(torch.tensor([[0], [1], [2]])).all()
@@ -424,10 +424,10 @@ def test_each_of_two_columns_is_taken_out_that_can_be_known(cells):
         SCBDModel.setup_anndata(wells, "compound", ["plate", "well"], layer="X", control="DMSO")
     model = SCBDModel(wells, encoder="linear", whitening=None)
     model.train(max_steps=1, accelerator="cpu", enable_progress_bar=False)
-    assert model.standardized_by_ == {"plate": "cells"}
+    assert model.alignment_.kinds == {"plate": "cells"}
     plate = wells.obs["plate"].to_numpy()
     values = torch.from_numpy(np.asarray(wells.X, dtype=np.float32))
-    whole, within = model.module.prepare(values, torch.from_numpy(model._environment_codes(wells)[0]))
+    whole, within = model.module.prepare(values, torch.from_numpy(model._cell_labels(wells).e))
     spread = [
         np.ptp([part.numpy()[plate == name].mean(0) for name in np.unique(plate)], axis=0).mean()
         for part in (whole, within)
@@ -457,7 +457,7 @@ def test_what_a_decoder_is_to_draw_has_the_look_of_its_environment(cells, model,
         return z_c.sum()
 
     monkeypatch.setattr(decoder, "negative_log_likelihood", look)
-    codes = torch.from_numpy(model._environment_codes(cells)[0][:8, 0])
+    codes = torch.from_numpy(model._cell_labels(cells).e[:8, 0])
     y = torch.from_numpy(cells.obs["gene"].cat.codes.to_numpy(dtype=np.int64)[:8])
     DecoderObjective(model.module, decoder, None)(torch.from_numpy(cells.obsm[IMAGE_KEY][:8]), y, codes)
     whole, within = prepared(model, cells)
