@@ -718,7 +718,7 @@ class TrainingRun:
             self._best,
             LastState(folder, every, validates=validates) if settings.folder else None,
         ]
-        defaults = {
+        defaults: dict[str, Any] = {
             "max_epochs": -1,
             # Lightning counts this interval in batches, whereas `every` is a number of optimiser steps.
             "val_check_interval": every * settings.n_accumulated_batches,
