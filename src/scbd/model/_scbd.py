@@ -22,11 +22,12 @@ from scbd.model._embed import row_numbers
 from scbd.model._health import advice_on_collapse, means_differ, measure_health
 from scbd.model._minified import block_names
 from scbd.model._objective import Invariance, SCBDModule, StyleTarget
+from scbd.model._presets import PRESETS, Preset, PresetName, fill_from_preset
 from scbd.model._train import TRAINER_ARGUMENTS, TrainMixin
 from scbd.nn._groups import Groups
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from anndata import AnnData
     from torch import Tensor, nn
@@ -84,6 +85,21 @@ class SCBDModel(DecodeMixin, ImageModel):
         ``"auto"`` stands for ``"resnet18"`` for images if the machine had an accelerator when :meth:`setup_anndata` was
         called, and otherwise for ``"small"``. For features, it stands for ``"mlp"`` if there are at least ten rows per
         feature, and otherwise for ``"linear"``.
+    preset
+        Name of a set of settings for one use case. Settings that you give replace those of the preset.
+
+        - ``"screen"``: embed the cells of a perturbation screen without effects of the environment. All defaults in
+          this signature are those of this preset.
+        - ``"domain_generalization"``: classify images of an environment that is not in the training data, such as
+          digits in another colour. Inputs are not standardised and not augmented:
+          ``standardize=False, standardize_by=None, augment=False, n_latent=128, style_target="ye"``. :meth:`train`
+          makes 1,500 steps of 1,024 images. Use ``augment=True`` for images without an upper side, such as tissue.
+        - ``"paper"``: train the published method with its hyperparameters:
+          ``encoder="resnet18", alpha=1, invariance="listing", smoothing=0, set_size=1, include_self=True,
+          standardize_by=None, augment=False``. :meth:`train` makes 25,000 steps of 2,048 cells with a constant learning
+          rate of 0.0001. The paper uses ``alpha=1`` for 34 wells and ``alpha=192`` for two balanced environments.
+
+        The presets ``"domain_generalization"`` and ``"paper"`` are for images.
     n_latent
         Dimension of both embeddings. Default: 64. The default for the encoder ``"linear"`` is the number of features,
         but at most 300 if features are whitened. The paper uses 64 for batch correction and 128 for domain
@@ -102,10 +118,6 @@ class SCBDModel(DecodeMixin, ImageModel):
         same perturbation, in the intermediate representations of the encoder and in z_c; alpha is then in nats per
         standard error of this variance, see :func:`scbd.nn.invariance_statistic`. The other forms are described in
         :func:`scbd.nn.invariance_loss`.
-
-        To train the published method, set
-        ``invariance="listing", smoothing=0, set_size=1, include_self=True, standardize_by=None, augment=False``,
-        alpha to 1 (as in the paper for 34 wells) or 192 (for two balanced environments), and a constant learning rate.
     smoothing
         Label smoothing of the supervised loss of z_c: fraction of the target probability that is distributed evenly
         over all cells, instead of over the cells of the same perturbation. Cells that do not show an effect of their
@@ -176,11 +188,13 @@ class SCBDModel(DecodeMixin, ImageModel):
     module: SCBDModule
     decoder_settings_: dict[str, Any]
 
+    @fill_from_preset
     def __init__(
         self,
         adata: AnnData | None = None,
         encoder: str | nn.Module = "auto",
         *,
+        preset: PresetName = "screen",
         n_latent: int | None = None,
         alpha: Alpha = "auto",
         style_target: StyleTarget | None = "e",
@@ -202,6 +216,10 @@ class SCBDModel(DecodeMixin, ImageModel):
         known = [*keyword_names(SCBDModel.__init__), *further]
         check_argument_names(module_kwargs, known, type(self).__name__, REPLACEMENTS["__init__"])
         further |= module_kwargs
+        if preset != "screen" and self._inputs.image_key is None:
+            msg = f"preset={preset!r} is for images, and the model was set up with features: leave it out."
+            raise ValueError(msg)
+        self.traits = replace(self.traits, plan_kwargs=PRESETS[preset].plan)
         encoder = self._encoder(encoder)
         own = {name: further[name] for name in _PREPARATION}
         preprocess = self._make_preprocess(image_size=image_size, augment=augment, standardize_by=standardize_by, **own)
@@ -486,6 +504,14 @@ class SCBDModel(DecodeMixin, ImageModel):
                 name: frame for name, frame in self.history_.items() if not name.startswith(_DECODER_PREFIX)
             }
 
+    @property
+    def _training_defaults(self) -> Mapping[str, Any]:
+        return {**super()._training_defaults, **self._preset.training}
+
+    @property
+    def _preset(self) -> Preset:
+        return PRESETS[self.init_params_["non_kwargs"].get("preset", "screen")]
+
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
         """Give the module the codes of all registered labels before a run.
 
@@ -557,7 +583,13 @@ class SCBDModel(DecodeMixin, ImageModel):
         matched = "single cells" if module.set_size == 1 else f"cells and sets of {module.set_size}"
         encoder = encoder_name(self._encoder(self.init_params_["non_kwargs"]["encoder"]))
         networks = f"{encoder} → r ({module.content.n_features}) → z ({module.content.n_latent})"
+        preset = []
+        if self._preset.model:
+            given = {**self.init_params_["non_kwargs"], **self.init_params_["kwargs"]["module_kwargs"]}
+            own = [f"{name}={value!r}" for name, value in self._preset.model.items() if given[name] == value]
+            preset = [("preset", f"{given['preset']}: {', '.join(own)}")]
         return [
+            *preset,
             ("blocks", f"{blocks}: {networks}, {describe_n_parameters(module)}"),
             (
                 "objective",
