@@ -67,7 +67,7 @@ def test_preset_is_saved_with_model(cells, tmp_path):
 
 def test_preset_unknown_name_raises(cells):
     with pytest.raises(ValueError, match="preset='generalization' is not known: use 'screen', 'domain_generalization'"):
-        SCBDModel(cells, preset="generalization")
+        SCBDModel(cells, preset="generalization")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("preset", ["domain_generalization", "paper"])

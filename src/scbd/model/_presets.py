@@ -68,7 +68,7 @@ def fill_from_preset(constructor: Callable[P, R]) -> Callable[P, R]:
         preset: Any = arguments.get("preset", "screen")
         check_choice("preset", preset, PresetName)
         given = {*names[: len(args)], *arguments}
-        arguments |= {name: value for name, value in PRESETS[preset].model.items() if name not in given}
-        return constructor(*args, **arguments)
+        unset: Any = {name: value for name, value in PRESETS[preset].model.items() if name not in given}
+        return constructor(*args, **arguments, **unset)
 
     return filled
