@@ -22,8 +22,7 @@ from scbd.nn import (
     log_normaliser,
     supervised_contrastive_loss,
 )
-from scbd.nn._contrastive import collapsed_loss, mean_over, normalised_supervised_information, sum_over, total_variance
-from scbd.nn._groups import pair_codes
+from scbd.nn._contrastive import collapsed_loss, mean_over, normalised_supervised_information, total_variance
 from scbd.nn._log_sum_exp import log_sum_exp
 
 UNKNOWN: Any = "all"
@@ -395,9 +394,9 @@ def test_sums_and_counts_are_those_of_the_label(labels):
 
 
 @given(codes, st.randoms())
-def test_pairs_share_a_code_where_both_are_shared(labels, random):
+def test_cross_groups_cells_that_share_both_labels(labels, random):
     environments = [random.randint(-2, 3) for _ in labels]
-    pairs = pair_codes(torch.tensor(labels), torch.tensor(environments)).tolist()
+    pairs = Groups(torch.tensor(labels)).cross(Groups(torch.tensor(environments))).labels.tolist()
     both = list(zip(labels, environments, strict=True))
     for i, one in enumerate(both):
         for j, other in enumerate(both):
@@ -420,9 +419,8 @@ def test_labels_of_few_bits_are_crossed_like_wide_ones(data):
 @given(st.lists(st.tuples(st.floats(-9, 9), st.booleans()), min_size=1, max_size=9))
 def test_means_are_those_of_what_is_chosen(cells):
     values, anchors = (torch.tensor(part) for part in zip(*cells, strict=True))
-    torch.testing.assert_close(sum_over(values, anchors), values[anchors].sum())
     torch.testing.assert_close(mean_over(values, anchors), values[anchors].mean() if anchors.any() else torch.zeros(()))
-    assert torch.equal(mean_over(values, None), values.mean()) and torch.equal(sum_over(values, None), values.sum())
+    assert torch.equal(mean_over(values, None), values.mean())
 
 
 class ChoosesByMask(TorchDispatchMode):

@@ -62,7 +62,7 @@ def effects(n: int, n_labels: int, n_environments: int, strength: float, seed: i
 
 def of_design(features: torch.Tensor, design: BatchDesign) -> dict[Partners, ExplainedVariance]:
     """By both pairings, of a design that is made once for many draws: that takes longer than what is computed of it."""
-    found, n = estimate_effects(features, design).pairings[0], features.numel()
+    found, n = estimate_effects(features, design)[0], features.numel()
     freedom = {name: pairing.freedom_of_one for name, pairing in design.pairings[0].items()}
     return {name: ExplainedVariance(x.between / n, x.scatter / n, freedom[name]) for name, x in found.items()}
 
