@@ -647,9 +647,8 @@ class MCVAEModel(LatentModel):
         code = perturbations.index(control)
         fixed = (Y_REGISTRY, E_REGISTRY) if n_environment_latent else (Y_REGISTRY,)
         self.traits = replace(self.traits, batch_kwargs={"control": code}, fixed_labels=fixed)
-        settings = {"control": code, "n_latent": n_latent, "likelihood": likelihood}
-        settings["n_environment_latent"] = n_environment_latent
-        self._set_up(MCVAEModule, kl_warmup_steps, preprocess, **settings)
+        settings = {"n_latent": n_latent, "likelihood": likelihood, "n_environment_latent": n_environment_latent}
+        self._set_up(MCVAEModule, kl_warmup_steps, preprocess, control=code, **settings)
 
 
 # approximate side, in pixels, of the last feature map of the image encoder
@@ -684,16 +683,15 @@ def _halvings(image_size: tuple[int, int]) -> int:
     return int(min(3, max(0, math.log2(min(image_size) / _FEATURE_MAP_SIDE))))
 
 
+def _hidden_layers(n_inputs: int) -> list[nn.Module]:
+    """Make the two hidden layers of an encoder or decoder of features."""
+    return [nn.Linear(n_inputs, _HIDDEN_WIDTH), nn.GELU(), nn.Linear(_HIDDEN_WIDTH, _HIDDEN_WIDTH), nn.GELU()]
+
+
 def _build_encoder(input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
     """Build the network that maps images or features to one vector per cell; also return the length of this vector."""
     if len(input_shape) == 1:
-        hidden = [
-            nn.Linear(input_shape[0], _HIDDEN_WIDTH),
-            nn.GELU(),
-            nn.Linear(_HIDDEN_WIDTH, _HIDDEN_WIDTH),
-            nn.GELU(),
-        ]
-        return nn.Sequential(*hidden), _HIDDEN_WIDTH
+        return nn.Sequential(*_hidden_layers(input_shape[0])), _HIDDEN_WIDTH
     channels, height, width = input_shape
     halvings = _halvings((height, width))
     # Strides of the three layers that can halve the sides of an image. If an image is halved fewer than three times,
@@ -782,8 +780,7 @@ def _build_decoder(n_latent: int, input_shape: tuple[int, ...]) -> nn.Sequential
     The sides of decoded images are rounded up to a multiple of the encoder's total stride; the caller crops the images.
     """
     if len(input_shape) == 1:
-        hidden = [nn.Linear(n_latent, _HIDDEN_WIDTH), nn.GELU(), nn.Linear(_HIDDEN_WIDTH, _HIDDEN_WIDTH), nn.GELU()]
-        return nn.Sequential(*hidden, nn.Linear(_HIDDEN_WIDTH, input_shape[0]))
+        return nn.Sequential(*_hidden_layers(n_latent), nn.Linear(_HIDDEN_WIDTH, input_shape[0]))
     channels, height, width = input_shape
     halvings = _halvings((height, width))
     first = tuple(math.ceil(side / 2**halvings) for side in (height, width))
