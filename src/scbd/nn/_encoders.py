@@ -483,9 +483,10 @@ class SmallMapConv2d(nn.Conv2d):
         The result is `None` if ``convolution`` is not a convolution, or if this class does not support it: only
         ungrouped, undilated convolutions with zero padding smaller than the kernel are supported.
         """
+        if type(convolution) is not nn.Conv2d:
+            return None
         is_supported = (
-            type(convolution) is nn.Conv2d
-            and convolution.groups == 1
+            convolution.groups == 1
             and convolution.dilation == (1, 1)
             and convolution.padding_mode == "zeros"
             and not isinstance(convolution.padding, str)
