@@ -346,16 +346,10 @@ class DANNModule(PenaltyModule):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        width = self.content.n_features
-        self.discriminator = nn.Sequential(
-            nn.Linear(width, _DISCRIMINATOR_WIDTH),
-            nn.BatchNorm1d(_DISCRIMINATOR_WIDTH),
-            nn.ReLU(),
-            nn.Linear(_DISCRIMINATOR_WIDTH, _DISCRIMINATOR_WIDTH),
-            nn.BatchNorm1d(_DISCRIMINATOR_WIDTH),
-            nn.ReLU(),
-            nn.Linear(_DISCRIMINATOR_WIDTH, self.n_environments),
-        )
+        width, layers = _DISCRIMINATOR_WIDTH, []
+        for n_inputs in (self.content.n_features, width):
+            layers += [nn.Linear(n_inputs, width), nn.BatchNorm1d(width), nn.ReLU()]
+        self.discriminator = nn.Sequential(*layers, nn.Linear(width, self.n_environments))
 
     def objective(self, batch: ClassifierOutputs, ramp: float) -> Losses:
         """Compute the loss of a training batch: the cross-entropy of the perturbation plus that of the environment.

@@ -374,8 +374,7 @@ class VAEModel(LatentModel):
     ) -> None:
         super().__init__(adata, registry)
         self.init_params_ = self._get_init_params(locals())
-        settings = {"n_latent": n_latent, "n_blocks": 1, "likelihood": likelihood}
-        self._set_up(VAEModule, kl_warmup_steps, preprocess, **settings)
+        self._set_up(VAEModule, kl_warmup_steps, preprocess, n_latent=n_latent, n_blocks=1, likelihood=likelihood)
 
 
 class IVAEModule(LatentModule):
@@ -785,20 +784,18 @@ def _build_decoder(n_latent: int, input_shape: tuple[int, ...]) -> nn.Sequential
     halvings = _halvings((height, width))
     first = tuple(math.ceil(side / 2**halvings) for side in (height, width))
     doubled = [i < halvings for i in range(3)]
-    return nn.Sequential(
+    plan = [(64, 64, doubled[0]), (64, 64, False), (64, 32, doubled[1]), (32, 32, False), (32, channels, doubled[2])]
+    layers: list[nn.Module] = [
         nn.Linear(n_latent, _FEATURE_MAP_CHANNELS * math.prod(first)),
         nn.Unflatten(1, (_FEATURE_MAP_CHANNELS, *first)),
-        nn.GELU(),
-        _upsampling_layer(64, 64, doubled[0]),
-        nn.GELU(),
-        nn.Conv2d(64, 64, 3, padding=1),
-        nn.GELU(),
-        _upsampling_layer(64, 32, doubled[1]),
-        nn.GELU(),
-        nn.Conv2d(32, 32, 3, padding=1),
-        nn.GELU(),
-        _upsampling_layer(32, channels, doubled[2]),
-    )
+    ]
+    for n_in, n_out, is_doubled in plan:
+        layers.append(nn.GELU())
+        if is_doubled:
+            layers.append(nn.ConvTranspose2d(n_in, n_out, 3, stride=2, padding=1, output_padding=1))
+        else:
+            layers.append(nn.Conv2d(n_in, n_out, 3, padding=1))
+    return nn.Sequential(*layers)
 
 
 class LatentDecoder(nn.Module):
@@ -844,9 +841,3 @@ class LatentDecoder(nn.Module):
             error = (inputs - predicted) * (-self.log_scale).exp()
             nats = 0.5 * error.square() + self.log_scale + 0.5 * math.log(2 * math.pi)
         return nats.flatten(1).sum(1)
-
-
-def _upsampling_layer(n_in: int, n_out: int, doubled: bool) -> nn.Module:
-    if doubled:
-        return nn.ConvTranspose2d(n_in, n_out, 3, stride=2, padding=1, output_padding=1)
-    return nn.Conv2d(n_in, n_out, 3, padding=1)

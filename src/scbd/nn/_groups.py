@@ -35,10 +35,11 @@ class Groups:
     def __init__(self, labels: Tensor) -> None:
         self.labels = labels.long()
         # on a GPU, this call makes the CPU wait for the GPU: groups are therefore computed only once
-        _, self._index, counts = torch.unique(self.labels, return_inverse=True, return_counts=True)
-        self._n_groups = len(counts)
+        found = torch.unique(self.labels, return_inverse=True, return_counts=True)
+        self._distinct_labels, self._index, self._counts = found
+        self._n_groups = len(self._counts)
         self._crossed: tuple[Groups, Groups] | None = None
-        self.n_others = counts[self._index] - 1
+        self.n_others = self._counts[self._index] - 1
         # Apple's GPUs (MPS) do not support float64
         self.sizes = (self.n_others[:, None] + 1).to(torch.float32 if labels.device.type == "mps" else torch.float64)
 
@@ -87,14 +88,14 @@ class Groups:
         -------
         Mean of each of the ``S`` sets, ``(S, D)``, and the groups of the labels of the sets.
         """
-        counts = torch.bincount(self._index)
+        counts = self._counts
         n_sets = torch.maximum(counts // size, counts.clamp(max=2))
         order = torch.argsort(self._index, stable=True)
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[self._index[order]]
         first_set = (n_sets.cumsum(0) - n_sets)[self._index]
         of_set = first_set + place * n_sets[self._index] // counts[self._index]
-        labels = self.first(self.labels[:, None])[:, 0].repeat_interleave(n_sets)
+        labels = self._distinct_labels.repeat_interleave(n_sets)
         sums = torch.zeros(len(labels), values.shape[1], dtype=values.dtype, device=values.device)
         return sums.index_add(0, of_set, values) / torch.bincount(of_set)[:, None], Groups(labels)
 
