@@ -1014,7 +1014,7 @@ def timings() -> dict[str, float]:
         found[f"step of 256: {name}"] = round(float(np.diff(clock.ends).min()), 6)
         rows = np.arange(512)
         found[f"embed 512: {name}"] = best(lambda m=model, r=rows: m.get_latent_representation(indices=r))
-    z, y, e, _ = batch(512, 64)
+    z, y, e = batch(512, 64)
     found["contrastive loss, 512 x 64"] = best(lambda: with_gradient(lambda z: nn.supervised_contrastive_loss(z, y), z))
     found["invariance loss, 512 x 64"] = best(lambda: with_gradient(lambda z: nn.invariance_loss(z, e), z))
     found["statistic, 512 x 64"] = best(lambda: with_gradient(lambda z: nn.invariance_statistic([z], e, y), z))

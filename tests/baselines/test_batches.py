@@ -37,21 +37,21 @@ def environments_in(loader: Any) -> list[list[int]]:
     return [sorted(set(batch["e"].tolist())) for batch in loader]
 
 
-def test_only_training_batches_are_of_one_environment_each():
+def test_single_environment_batches_only_training_has_one_environment():
     """Which stage it is was told by whether its rows were the very array of the training rows, and no copy."""
     data = make(SingleEnvironmentBatches)
     assert all(len(seen) == 1 for seen in environments_in(data.train_dataloader()))
     assert all(len(seen) > 1 for seen in environments_in(data.val_dataloader()))
 
 
-def test_balanced_batches_are_for_both_stages():
+def test_environment_balanced_batches_balance_both_stages():
     data = make(EnvironmentBalancedBatches)
     for loader in (data.train_dataloader(), data.val_dataloader()):
         assert all(len(seen) == 3 for seen in environments_in(loader))  # of eight cells each
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_every_rank_has_all_environments_of_a_balanced_batch(world_size):
+def test_environment_balanced_batches_every_rank_has_all_environments(world_size):
     data = make(EnvironmentBalancedBatches)
     shares = [list(data._sampler("train", 24, 6, rank=rank, world_size=world_size)) for rank in range(world_size)]
     for pieces in zip(*shares, strict=True):
@@ -60,7 +60,7 @@ def test_every_rank_has_all_environments_of_a_balanced_batch(world_size):
         assert (counts == counts[0]).all()
 
 
-def test_every_rank_has_the_environment_of_the_turn():
+def test_single_environment_batches_every_rank_has_same_environment():
     data = make(SingleEnvironmentBatches, pretrain_steps=2)
     shares = [list(data._sampler("train", 24, 10, rank=rank, world_size=2)) for rank in range(2)]
     for step, pieces in enumerate(zip(*shares, strict=True)):
@@ -78,7 +78,7 @@ def of_sizes(sizes: list[int], batch_size: int | None = None) -> tuple[ImageData
     ), e
 
 
-def test_a_small_environment_makes_batches_no_smaller_and_is_in_each():
+def test_environment_balanced_batches_small_environment_is_repeated():
     """Batches of 9 were made of 803 cells, or a batch of 64 was refused, and a single cell was never drawn."""
     data, e = of_sizes([400, 400, 3, 1])
     assert data.batch_size == 804
@@ -92,7 +92,7 @@ def test_a_small_environment_makes_batches_no_smaller_and_is_in_each():
         assert set(batch[e[batch] == 2]) == set(np.flatnonzero(e == 2))
 
 
-def test_environments_with_cells_enough_are_drawn_as_perturbations_are():
+def test_environment_balanced_batches_large_environments_equal_perturbation_sampler():
     data, e = of_sizes([40, 60, 50], batch_size=24)
     plain = PerturbationSampler(np.arange(150), 24, labels=e, perturbations_per_batch=3, n_steps=5, seed=data.seed)
     np.testing.assert_array_equal(list(data.train_sampler), list(plain))
@@ -100,7 +100,7 @@ def test_environments_with_cells_enough_are_drawn_as_perturbations_are():
 
 @pytest.mark.parametrize("batch_size", [2, 3, 5, 24])
 @pytest.mark.parametrize("sizes", [[1, 1, 30], [2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2], [40], [1] * 30])
-def test_any_sizes_fill_any_batch(sizes, batch_size):
+def test_environment_balanced_batches_any_sizes_fill_batch(sizes, batch_size):
     data, _ = of_sizes(sizes, batch_size=batch_size)
     assert {len(batch) for batch in data.train_sampler} == {batch_size}
 
@@ -108,7 +108,7 @@ def test_any_sizes_fill_any_batch(sizes, batch_size):
 @pytest.mark.filterwarnings("ignore:z_c has")
 @pytest.mark.parametrize("kind", [SCBDModel, baselines.ERMModel, baselines.VAEModel, baselines.IVAEModel])
 @pytest.mark.parametrize("asked", ["auto", 2, None])
-def test_models_without_a_contrastive_loss_shuffle_unless_told_otherwise(kind: Any, asked, monkeypatch):
+def test_baselines_batches_are_shuffled_by_default(kind: Any, asked, monkeypatch):
     """And what is said of a run is what was done."""
     cells, seen = make_cells(160, (2, 32, 32)), []
     kind.setup_anndata(cells, y_key="gene", e_key="well")
@@ -129,7 +129,7 @@ def test_models_without_a_contrastive_loss_shuffle_unless_told_otherwise(kind: A
 
 
 @pytest.mark.parametrize("batches", [EnvironmentBalancedBatches, SingleEnvironmentBatches, ControlPairedBatches])
-def test_batches_of_their_own_are_no_batches_of_perturbations(batches: Any):
+def test_custom_batches_perturbations_per_batch_raises(batches: Any):
     how = {"control": 0} if batches is ControlPairedBatches else {}
     assert make(batches, **how).perturbations_per_batch is None
     with pytest.raises(ValueError, match="perturbations_per_batch=3: this model draws its batches"):

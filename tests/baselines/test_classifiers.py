@@ -52,7 +52,7 @@ def environments_of_batches(model) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("model_class", MODELS)
-def test_each_learns_saves_and_loads(model_class, tmp_path):
+def test_classifiers_learn_save_and_load(model_class, tmp_path):
     model = make(model_class, **({"penalty": 0.01} if model_class is DANNModel else {}))
     model.train(max_steps=60, **QUICK)
     genes = model.adata.obs["gene"].to_numpy()
@@ -69,7 +69,7 @@ def test_each_learns_saves_and_loads(model_class, tmp_path):
 
 
 @pytest.mark.parametrize("model_class", MODELS)
-def test_a_resumed_run_equals_an_uninterrupted_one(model_class, tmp_path):
+def test_classifiers_resumed_run_equals_uninterrupted(model_class, tmp_path):
     settings: dict[str, Any] = {"pretrain_steps": 2} if model_class is FishModel else {}
     half, resumed, whole = (make(model_class, **settings) for _ in range(3))
     how: dict[str, Any] = QUICK | SAME_LR
@@ -89,20 +89,20 @@ def test_a_resumed_run_equals_an_uninterrupted_one(model_class, tmp_path):
         (FishModel, {"meta_lr": 0.1}, {"meta_lr": 0.2}),
     ],
 )
-def test_a_run_is_not_resumed_with_another_objective(model_class, before, after, tmp_path):
+def test_classifiers_resume_with_other_objective_raises(model_class, before, after, tmp_path):
     make(model_class, **before).train(max_steps=1, checkpoint_dir=tmp_path, **QUICK)
     ((name, value),) = after.items()
     with pytest.raises(ValueError, match=f"other settings .*{name}: {before[name]} → {value}"):
         make(model_class, **after).train(max_steps=2, checkpoint_dir=tmp_path, resume=True, **QUICK)
 
 
-def test_an_environment_with_few_cells_takes_part():
+def test_coral_small_environment_is_trained_on():
     cells = make_cells()
     cells.obs["well"] = np.where(np.arange(96) < 90, "large", "small")
     make(CORALModel, cells).train(max_steps=1, **QUICK | {"batch_size": 48})
 
 
-def test_validation_is_cross_entropy_for_all():
+def test_classifiers_validation_loss_is_cross_entropy():
     images, e = torch.randint(0, 256, (8, 2, 16, 16), dtype=torch.uint8), torch.arange(8) % 3
     for model_class in MODELS:
         model = make(model_class)
@@ -113,7 +113,7 @@ def test_validation_is_cross_entropy_for_all():
         torch.testing.assert_close(found.loss, F.cross_entropy(logits, e))
 
 
-def test_coral_compares_means_and_covariances_of_all_pairs():
+def test_coral_penalty_compares_moments_of_all_pairs():
     batch = outputs()
     parts = [batch.features[batch.e == e].numpy() for e in range(3)]
     expected = np.mean(
@@ -131,7 +131,7 @@ def test_coral_compares_means_and_covariances_of_all_pairs():
         assert float(module.penalise(batch._replace(e=e))) == 0
 
 
-def test_irm_is_the_product_of_two_slopes():
+def test_irm_penalty_is_product_of_two_slopes():
     batch = outputs()
     module = make(IRMModel, penalty=50.0).module
     expected = []
@@ -147,7 +147,7 @@ def test_irm_is_the_product_of_two_slopes():
     assert float(module.penalise(batch._replace(e=torch.arange(30)))) == 0
 
 
-def test_irm_begins_at_a_weight_of_1_whatever_is_computed_beside():
+def test_irm_plan_first_steps_have_weight_1():
     """The plan knows the step; a second forward pass of a batch, or a second run, changes nothing of the schedule."""
     model = make(IRMModel, penalty=50.0, anneal_steps=3)
     factors: list[float] = []
@@ -166,7 +166,7 @@ def test_irm_begins_at_a_weight_of_1_whatever_is_computed_beside():
 
 
 @pytest.mark.parametrize(("reset", "steps"), [(True, 2), (False, 5)])
-def test_irm_may_begin_its_optimiser_anew_where_the_penalty_sets_in(reset, steps, tmp_path):
+def test_irm_plan_reset_optimizer_clears_state_once(reset, steps, tmp_path):
     def ages(model) -> set[int]:
         return {int(state["step"]) for state in model.trainer.optimizers[0].state.values()}
 
@@ -179,7 +179,7 @@ def test_irm_may_begin_its_optimiser_anew_where_the_penalty_sets_in(reset, steps
     assert ages(other) == {steps}
 
 
-def test_group_dro_moves_weights_to_the_worst():
+def test_group_dro_moves_weights_to_worst_environment():
     batch = outputs()
     module = make(GroupDROModel, step_size=0.5).module
     errors = torch.stack([F.cross_entropy(part.logits, part.y) for part in batch.by_environment()]).numpy()
@@ -195,7 +195,7 @@ def test_group_dro_moves_weights_to_the_worst():
     np.testing.assert_allclose(module.weights, moved / moved.sum(), rtol=1e-5)
 
 
-def test_dann_works_against_its_discriminator():
+def test_dann_reverses_gradient_of_discriminator():
     x = torch.randn(4, 3, requires_grad=True)
     (GradientReversal.apply(x, 0.5) * torch.arange(3.0)).sum().backward()
     torch.testing.assert_close(x.grad, -0.5 * torch.arange(3.0).expand(4, 3))
@@ -211,7 +211,7 @@ def test_dann_works_against_its_discriminator():
     torch.testing.assert_close(reversed_gradient, -2 * gradient)
 
 
-def test_batches_of_one_environment_in_turn():
+def test_single_environment_sampler_visits_environments_in_rounds():
     environments = np.repeat([3, 7, 9], [50, 5, 20])
     sampler = SingleEnvironmentSampler(np.arange(75), 10, environments=environments, n_steps=30, seed=1)
     seen = [environments[batch] for batch in sampler]
@@ -225,7 +225,7 @@ def test_batches_of_one_environment_in_turn():
     assert len(set(sampler.batch(names.index(3)))) == 10  # none twice where there are enough
 
 
-def test_balanced_batches_have_every_environment():
+def test_coral_batches_have_every_environment():
     model = make(CORALModel)
     seen = environments_of_batches(model)
     model.train(max_steps=5, **QUICK)
@@ -242,7 +242,7 @@ def test_balanced_batches_have_every_environment():
         (GroupDROModel, {"step_size": float("nan")}, "step_size=nan: give a number, 0 or larger"),
     ],
 )
-def test_settings_out_of_range_are_refused(model_class, settings, message):
+def test_classifiers_settings_out_of_range_raise(model_class, settings, message):
     with pytest.raises(ValueError, match=message):
         make(model_class, **settings)
 
@@ -251,7 +251,7 @@ def test_settings_out_of_range_are_refused(model_class, settings, message):
     ("model_class", "how", "begins"),
     [(IRMModel, {"anneal_steps": 4, "penalty": 1e3}, 4), (FishModel, {"pretrain_steps": 4}, 4), (CORALModel, {}, 0)],
 )
-def test_weights_of_before_the_own_objective_are_not_the_best(model_class, how, begins, monkeypatch):
+def test_classifiers_load_best_ignores_preliminary_steps(model_class, how, begins, monkeypatch):
     """What was kept as IRM had never met its penalty, which raises the loss."""
     losses = {step: float(step) for step in range(1, 9)}  # lowest at the first validation
     plan = model_class.traits.plan
@@ -277,7 +277,7 @@ def test_weights_of_before_the_own_objective_are_not_the_best(model_class, how, 
 @pytest.mark.parametrize(
     ("model_class", "how"), [(IRMModel, {"anneal_steps": 5, "penalty": 10.0}), (FishModel, {"pretrain_steps": 5})]
 )
-def test_a_run_that_ends_before_its_own_objective_begins_says_so(model_class, how, caplog):
+def test_classifiers_run_within_preliminary_steps_warns(model_class, how, caplog):
     model = make(model_class, **how)
     with caplog.at_level("WARNING", logger="scbd"):
         model.train(max_steps=5, **QUICK)
@@ -299,7 +299,7 @@ def trained() -> ERMModel:
     return model
 
 
-def test_it_learns_the_perturbation_and_predicts_by_name(trained):
+def test_erm_learns_perturbation_and_predicts_names(trained):
     predicted = trained.predict(indices=trained.train_indices)
     genes = trained.adata.obs["gene"].to_numpy()
     assert np.mean(predicted == genes[trained.train_indices]) > 0.9
@@ -312,7 +312,7 @@ def test_it_learns_the_perturbation_and_predicts_by_name(trained):
     )
 
 
-def test_it_takes_the_norm_of_its_encoder():
+def test_erm_norm_is_passed_to_encoder():
     cells = make_cells()
     ERMModel.setup_anndata(cells, y_key="gene", e_key="well")
     kinds = {type(part).__name__ for part in ERMModel(cells, encoder="small", norm="group").module.modules()}
@@ -321,7 +321,7 @@ def test_it_takes_the_norm_of_its_encoder():
         ERMModel(cells, encoder="small", norm="layer")
 
 
-def test_its_loss_is_cross_entropy_of_a_linear_head_on_its_embedding(trained):
+def test_erm_loss_is_cross_entropy_of_linear_head(trained):
     r = torch.from_numpy(trained.get_latent_representation(center=None))
     assert r.shape == (96, 256)
     np.testing.assert_array_equal(r, trained.get_latent_representation(representation="intermediate"))
@@ -334,7 +334,7 @@ def test_its_loss_is_cross_entropy_of_a_linear_head_on_its_embedding(trained):
     torch.testing.assert_close(loss, expected)
 
 
-def test_environments_enter_by_what_inputs_are_standardised_by_alone(trained):
+def test_erm_environments_affect_only_standardisation(trained):
     images, y = torch.randint(0, 256, (8, 2, 16, 16), dtype=torch.uint8), torch.arange(8) % 4
     published = make(ERMModel, standardize_by=None)
     published.train(max_steps=2, **QUICK)
@@ -348,7 +348,7 @@ def test_environments_enter_by_what_inputs_are_standardised_by_alone(trained):
         assert module(images, y, 0 * e).loss != expected
 
 
-def test_save_and_load(trained, tmp_path):
+def test_erm_saved_model_is_loaded(trained, tmp_path):
     trained.save(str(tmp_path / "model"))
     loaded = ERMModel.load(str(tmp_path / "model"), adata=trained.adata)
     np.testing.assert_array_equal(loaded.predict(), trained.predict())
@@ -357,7 +357,7 @@ def test_save_and_load(trained, tmp_path):
     assert loaded.predict(new).shape == (7,)
 
 
-def test_it_has_one_block_and_a_history_of_its_loss(trained):
+def test_erm_has_one_block_and_loss_history(trained):
     assert {"train_loss", "validation_loss"} == set(trained.history)
     with pytest.raises(ValueError, match="has a single block, which carries the perturbation: use block='c'"):
         trained.get_latent_representation(block="s")
@@ -405,7 +405,7 @@ def naive_weights(model: FishModel, twin: FishModel, steps: int, *, pretrain: in
 
 @pytest.mark.parametrize("pretrain", [0, 6])
 @pytest.mark.parametrize("steps", [9, 10, 11, 12])
-def test_what_is_left_is_what_a_naive_loop_keeps(pretrain, steps):
+def test_fish_weights_equal_naive_loop(pretrain, steps):
     """Of a round that is not finished, nothing."""
     model = make_fish(meta_lr=0.1, pretrain_steps=pretrain, augment=False)
     model.train(max_steps=steps, **QUICK)
@@ -414,7 +414,7 @@ def test_what_is_left_is_what_a_naive_loop_keeps(pretrain, steps):
         torch.testing.assert_close(ours.detach(), naive, rtol=1e-4, atol=1e-5)
 
 
-def test_validation_and_checkpoints_see_the_weights_that_are_kept(tmp_path, monkeypatch):
+def test_fish_validation_and_checkpoints_use_kept_weights(tmp_path, monkeypatch):
     model = make_fish(meta_lr=0.1, pretrain_steps=0)
     validated = []
     forward = model.module.forward
@@ -434,7 +434,7 @@ def test_validation_and_checkpoints_see_the_weights_that_are_kept(tmp_path, monk
 
 
 @pytest.mark.parametrize("pretrain", [0, 3])
-def test_the_optimiser_keeps_a_share_of_each_round(pretrain):
+def test_fish_adamw_keeps_fraction_of_each_round(pretrain):
     def gradients(p, step):
         return (p - torch.tensor([1.0, -1.0, 3.0])[step % 3]) * (1 + step % 2)
 
@@ -467,7 +467,7 @@ def test_the_optimiser_keeps_a_share_of_each_round(pretrain):
     assert idle.detach().ne(0).all()
 
 
-def test_a_step_that_fails_leaves_the_weights_that_are_kept():
+def test_fish_adamw_failed_step_restores_weights():
     p = torch.nn.Parameter(torch.zeros(2))
     fish = FishAdamW([p], meta_lr=0.2, n_environments=3, pretrain_steps=0, **ADAMW)
     with fish.ahead():
@@ -479,7 +479,7 @@ def test_a_step_that_fails_leaves_the_weights_that_are_kept():
     assert p.detach().eq(0).all()
 
 
-def test_rounds_follow_batches_of_all_environments():
+def test_fish_rounds_follow_shuffled_batches():
     environments = np.repeat([3, 7, 9], [50, 5, 20])
     how: dict[str, Any] = {"environments": environments, "n_steps": 12, "seed": 1}
     for asked, plain in ((0, 0), (3, 3), (4, 6)):  # a round that has begun is not a whole one
@@ -499,6 +499,6 @@ def test_rounds_follow_batches_of_all_environments():
         ({"pretrain_steps": 2.5}, "pretrain_steps=2.5: give a whole number, 0 or larger"),
     ],
 )
-def test_settings_of_fish_out_of_range_are_refused(settings, message):
+def test_fish_settings_out_of_range_raise(settings, message):
     with pytest.raises(ValueError, match=message):
         make_fish(**settings)

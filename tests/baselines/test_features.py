@@ -26,7 +26,7 @@ def make(name: str, **kwargs: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", [*CLASSIFIERS, "VAE", "IVAE", "MCVAE"])
-def test_every_system_learns_from_features(name, tmp_path):
+def test_baselines_learn_from_features(name, tmp_path):
     settings = {"control": "DMSO"} if name == "MCVAE" else {}
     model = make(name, **settings)
     model.train(**SETTINGS)
@@ -39,7 +39,7 @@ def test_every_system_learns_from_features(name, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in baselines.__all__ if name.endswith("Model")])
 @pytest.mark.parametrize("where", ["X", "layers", "obsm", "images"])
-def test_what_a_mask_hides_is_not_seen(name, where):
+def test_baselines_masked_features_raise(name, where):
     wells = make_cells(12) if where == "images" else make_wells()
     how: dict[str, str] = {}
     if where == "images":
@@ -58,19 +58,19 @@ def test_what_a_mask_hides_is_not_seen(name, where):
             pixel_pca(wells)
 
 
-def test_no_cell_that_a_mask_hides_is_learned_from():
+def test_pixel_pca_masked_fit_raises():
     with pytest.raises(TypeError, match="fit is a masked array"):
         pixel_pca(make_cells(12), fit=np.ma.masked_array(np.ones(12, dtype=bool)))
 
 
 @pytest.mark.parametrize("encoder", ["linear", "mlp"])
-def test_a_classifier_learns_compounds(encoder):
+def test_erm_features_predicts_compounds(encoder):
     model = make("ERM", encoder=encoder)
     model.train(**SETTINGS | {"max_steps": 400, "lr": 1e-2})
     assert (model.predict() == model.adata.obs["compound"].astype(str)).mean() > 0.9
 
 
-def test_a_latent_model_describes_features():
+def test_vae_features_reconstruction_improves():
     model = make("VAE", n_latent=8)
     model.train(**SETTINGS | {"max_steps": 300, "lr": 3e-3})
     losses = model.history["train_reconstruction"].to_numpy().ravel()
@@ -78,7 +78,7 @@ def test_a_latent_model_describes_features():
 
 
 @pytest.mark.parametrize("scale_channels", [True, False])
-def test_small_images_are_those_of_an_exact_pca(scale_channels):
+def test_pixel_pca_small_images_equal_exact_pca(scale_channels):
     cells = make_cells(80)
     ours = pixel_pca(cells, n_components=2, scale_channels=scale_channels)
     pixels = cells.obsm["single_cell_images"].reshape(80, 2, -1).astype(float)
@@ -88,7 +88,7 @@ def test_small_images_are_those_of_an_exact_pca(scale_channels):
         assert abs(np.corrcoef(a, b)[0, 1]) > 0.9999
 
 
-def test_a_bright_channel_counts_as_much_as_a_dim_one():
+def test_pixel_pca_scale_channels_gives_equal_weight():
     """The dim one tells the gene, the bright one nothing."""
     cells = make_cells(200, shape=(2, 16, 16), dtype="float32")
     cells.obsm["single_cell_images"][:, :, :, :4] = 0
@@ -105,7 +105,7 @@ def test_a_bright_channel_counts_as_much_as_a_dim_one():
     assert np.isfinite(pixel_pca(cells)).all()
 
 
-def test_large_images_are_averaged_and_odd_margins_left_out():
+def test_pixel_pca_large_images_are_averaged_and_cropped():
     cells = make_cells(30, shape=(1, 50, 70))
     assert pixel_pca(cells, n_components=500).shape == (30, 30)
     flat = make_cells(30, shape=(1, 33, 33))
@@ -114,7 +114,7 @@ def test_large_images_are_averaged_and_odd_margins_left_out():
     np.testing.assert_array_equal(pixel_pca(flat), kept)
 
 
-def test_channels_that_are_left_out_are_not_looked_at():
+def test_pixel_pca_channels_selects_channels():
     cells = make_cells(60, shape=(3, 16, 16))
     images = cells.obsm["single_cell_images"]
     found = pixel_pca(cells, channels=["channel_2", 0])
@@ -124,7 +124,7 @@ def test_channels_that_are_left_out_are_not_looked_at():
     assert np.abs(pixel_pca(cells) - found).max() > 1
 
 
-def test_missing_images(cells):
+def test_pixel_pca_missing_images_raise(cells):
     with pytest.raises(KeyError, match="obsm has no 'images'"):
         pixel_pca(cells, image_key="images")
     with pytest.raises(KeyError, match="without names: .* not 'DNA'"):

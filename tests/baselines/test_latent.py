@@ -36,7 +36,7 @@ def batch(n: int = 12) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("model_class", SETTINGS)
-def test_each_learns_saves_loads_and_says_what_it_uses(model_class, tmp_path):
+def test_latent_models_learn_save_load_and_report_components(model_class, tmp_path):
     model = make(model_class)
     model.train(max_steps=16, **QUICK)
     loss = model.history["train_reconstruction"].iloc[:, 0].astype(float)
@@ -61,7 +61,7 @@ def test_each_learns_saves_loads_and_says_what_it_uses(model_class, tmp_path):
         assert model.get_latent_representation(block="s").shape == (96, 5)
 
 
-def test_what_components_were_is_forgotten_once_weights_have_moved():
+def test_latent_health_is_reset_when_weights_change():
     class Stop(Callback):
         def on_train_batch_start(self, trainer, *args):
             if trainer.global_step == 1:
@@ -76,7 +76,7 @@ def test_what_components_were_is_forgotten_once_weights_have_moved():
 
 
 @pytest.mark.parametrize("model_class", SETTINGS)
-def test_a_resumed_run_equals_an_uninterrupted_one(model_class, tmp_path):
+def test_latent_models_resumed_run_equals_uninterrupted(model_class, tmp_path):
     half, resumed, whole = (make(model_class) for _ in range(3))
     how: dict[str, Any] = QUICK | {"plan_kwargs": {"lr_decay": False}}  # the same rates in runs of any length
     half.train(max_steps=3, checkpoint_dir=tmp_path, **how)
@@ -86,7 +86,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(model_class, tmp_path):
         torch.testing.assert_close(resumed.module.state_dict()[name], value, rtol=0, atol=0, msg=name)
 
 
-def test_divergences_are_those_of_torch():
+def test_gaussian_divergence_equals_torch():
     parts = torch.randn(4, 6, 5, dtype=torch.float64)
     posterior, prior = Gaussian(parts[0], parts[1]), Gaussian(parts[2], parts[3])
     ours, theirs = (Independent(Normal(g.mean, (0.5 * g.log_variance).exp()), 1) for g in (posterior, prior))
@@ -99,7 +99,7 @@ def test_divergences_are_those_of_torch():
 
 
 @pytest.mark.parametrize("likelihood", ["bernoulli", "gaussian"])
-def test_the_bound_is_reconstruction_and_divergence(likelihood):
+def test_vae_loss_is_reconstruction_plus_divergence(likelihood):
     model = make(IVAEModel, likelihood=likelihood, intensity="scale", standardize=False)
     images, y, e = batch()
     with torch.no_grad():
@@ -118,7 +118,7 @@ def test_the_bound_is_reconstruction_and_divergence(likelihood):
 
 
 @pytest.mark.parametrize("model_class", [VAEModel, IVAEModel])
-def test_what_environments_differ_in_is_drawn_by_a_style_if_there_is_one(model_class):
+def test_latent_models_with_style_reconstruct_environment_differences(model_class):
     module = make(model_class, likelihood="gaussian").module.eval()
     images, y, e = batch()
     images[e == 1] //= 4
@@ -136,7 +136,7 @@ def test_what_environments_differ_in_is_drawn_by_a_style_if_there_is_one(model_c
         torch.testing.assert_close(module(images, y, e).parts["reconstruction"], expected)
 
 
-def test_priors_of_the_ivae_know_labels_and_its_style_asks_an_expert():
+def test_ivae_priors_use_labels_and_style_uses_expert():
     model = make(IVAEModel, augment=False)
     images, y, e = batch()
     p_c, p_s = model.module.priors(y, e)
@@ -151,7 +151,7 @@ def test_priors_of_the_ivae_know_labels_and_its_style_asks_an_expert():
 
 
 @pytest.mark.parametrize(("size", "halvings"), [(64, 3), (32, 2), (16, 1), (100, 3), (33, 2)])
-def test_networks_are_the_papers_at_64_and_halve_less_below(size, halvings):
+def test_latent_networks_equal_paper_at_64_pixels(size, halvings):
     posterior, decoder = Posterior((4, size, size), 64), LatentDecoder((64, 64), (4, size, size), "gaussian")
     strides = [layer.stride[0] for layer in posterior.maps if isinstance(layer, torch.nn.Conv2d)]
     assert np.prod(strides) == 2**halvings and len(strides) == 5
@@ -163,7 +163,7 @@ def test_networks_are_the_papers_at_64_and_halve_less_below(size, halvings):
         assert posterior.heads.in_features == 64 * 8**2 and posterior.heads.out_features == 2 * 64
 
 
-def test_wild_gradients_are_skipped_and_the_divergence_warms_up():
+def test_latent_plan_skips_extreme_gradients_and_warms_up():
     model = make(VAEModel, kl_warmup_steps=4)
     decoder = model.module.decoder
     likelihood = decoder.negative_log_likelihood
@@ -193,7 +193,7 @@ def test_wild_gradients_are_skipped_and_the_divergence_warms_up():
         (IVAEModel, {"style_posterior": "e"}, "style_posterior='e' is not known"),
     ],
 )
-def test_settings_that_are_not_known_are_refused(model_class, settings, message):
+def test_latent_models_invalid_settings_raise(model_class, settings, message):
     with pytest.raises(ValueError, match=message):
         make(model_class, **settings)
 
@@ -205,7 +205,7 @@ def make_mcvae(cells=None, control="gene_2", **kwargs) -> Any:
     return MCVAEModel(cells, control=control, n_latent=5, **kwargs)
 
 
-def test_controls_have_no_salient_code():
+def test_mcvae_controls_have_zero_salient_code():
     module = make_mcvae().module
     _, y, e = batch()
     code = module.code((torch.ones(12, 5), torch.full((12, 5), 2.0)), y, e)
@@ -215,7 +215,7 @@ def test_controls_have_no_salient_code():
         make_mcvae(control="nontargeting")
 
 
-def test_the_control_is_the_one_that_the_set_up_was_told_of():
+def test_mcvae_default_control_is_that_of_setup():
     cells = make_cells()
     MCVAEModel.setup_anndata(cells, y_key="gene", e_key="well", control="gene_1")
     assert MCVAEModel(cells, n_latent=5).module.control == 1
@@ -226,7 +226,7 @@ def test_the_control_is_the_one_that_the_set_up_was_told_of():
 
 
 @pytest.mark.parametrize("ramp", [0.0, 0.5, 1.0])
-def test_the_loss_is_the_mean_over_all_pairs(ramp):
+def test_mcvae_loss_equals_mean_over_all_pairs(ramp):
     """Written out: each of three controls beside each of nine perturbed cells."""
     module = make_mcvae().module.eval()
     images, y, e = batch()
@@ -250,7 +250,7 @@ def test_the_loss_is_the_mean_over_all_pairs(ramp):
 
 
 @pytest.mark.parametrize("kept", [2, 1])
-def test_a_batch_of_one_kind_has_the_loss_of_that_kind(kept):
+def test_mcvae_batch_of_one_kind_has_loss_of_that_kind(kept):
     module = make_mcvae().module.eval()
     images, _, e = batch()
     with torch.no_grad():
@@ -259,7 +259,7 @@ def test_a_batch_of_one_kind_has_the_loss_of_that_kind(kept):
     assert (float(losses.parts["divergence_c"]) == 0) == (kept == 2) == (float(losses.parts["background"]) > 0)
 
 
-def test_the_decoder_may_be_given_the_environment(tmp_path):
+def test_mcvae_n_environment_latent_is_given_to_decoder(tmp_path):
     model = make_mcvae(n_environment_latent=3, standardize_by=None)
     _, y, e = batch()
     code = model.module.code((torch.ones(12, 5), torch.ones(12, 5)), y, e)
@@ -279,7 +279,7 @@ def test_the_decoder_may_be_given_the_environment(tmp_path):
         make_mcvae(n_environment_latent=-1)
 
 
-def test_half_of_each_batch_are_controls(monkeypatch):
+def test_control_paired_batches_have_half_controls(monkeypatch):
     model = make_mcvae()
     seen: dict[bool, list[torch.Tensor]] = {True: [], False: []}
     forward = model.module.forward
@@ -296,21 +296,21 @@ def test_half_of_each_batch_are_controls(monkeypatch):
     assert (model.latent_health["divergence"] >= 0).all()
 
 
-def test_cells_of_one_kind_are_refused_before_training():
+def test_mcvae_training_without_controls_raises():
     model = make_mcvae()
     model.adata.obs["gene"] = model.adata.obs["gene"].astype(str).replace("gene_2", "gene_1")
     with pytest.raises(ValueError, match="0 of .* cells to draw from are controls: pairs .* need both"):
         model.train(max_steps=1, **QUICK)
 
 
-def test_a_run_is_not_resumed_with_other_controls(tmp_path):
+def test_mcvae_resume_with_other_control_raises(tmp_path):
     make_mcvae().train(max_steps=1, checkpoint_dir=tmp_path, **QUICK)
     with pytest.raises(ValueError, match="other settings .*contrasted_label: 2 → 1"):
         make_mcvae(control="gene_1").train(max_steps=2, checkpoint_dir=tmp_path, resume=True, **QUICK)
 
 
 @given(n=st.integers(1, 40), first=st.integers(0, 100), sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6))
-def test_an_order_goes_on_where_it_stopped_and_shows_each_row_once_a_turn(n, first, sizes):
+def test_endless_permutation_continues_and_has_each_row_once_per_turn(n, first, sizes):
     rows = np.arange(n) + 100
     ends = np.cumsum([first, *sizes])
     order = EndlessPermutation(rows, [1])
@@ -322,7 +322,7 @@ def test_an_order_goes_on_where_it_stopped_and_shows_each_row_once_a_turn(n, fir
 
 
 @given(n_controls=st.integers(1, 30), n_others=st.integers(1, 30), size=st.integers(2, 40), seed=st.integers(0, 9))
-def test_pairs(n_controls, n_others, size, seed):
+def test_control_paired_sampler_composes_pairs(n_controls, n_others, size, seed):
     n = n_controls + n_others
     controls = np.random.default_rng(seed).permutation(n) < n_controls
     size = min(size, n)
@@ -338,7 +338,7 @@ def test_pairs(n_controls, n_others, size, seed):
         assert len(np.unique(drawn)) == len(drawn)
 
 
-def test_devices_share_controls():
+def test_control_paired_sampler_devices_share_batch():
     controls = np.arange(40) < 8
     shares = [
         next(iter(ControlPairedSampler(np.arange(40), 16, controls=controls, rank=rank, world_size=2)))
@@ -374,7 +374,7 @@ def own_codes(model: Any) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     ("model_class", "settings"), [(IVAEModel, {}), (IVAEModel, {"style_posterior": "x"}), (MCVAEModel, {})]
 )
-def test_an_exchanged_block_is_the_other_cell_s_in_its_own_environment(model_class, settings):
+def test_latent_models_swap_blocks_uses_environment_of_each_cell(model_class, settings):
     model = trained(model_class, **settings)
     model.module.decoder.network = Halves()
     content, style = np.random.default_rng(0).permutation(96)[:20], np.random.default_rng(1).permutation(96)[:20]
@@ -387,7 +387,7 @@ def test_an_exchanged_block_is_the_other_cell_s_in_its_own_environment(model_cla
     np.testing.assert_allclose(model.swap_blocks(content, content), model.reconstruct(indices=content), atol=1e-6)
 
 
-def test_the_expert_that_is_asked_is_that_of_the_environment():
+def test_ivae_reconstruct_uses_expert_of_environment():
     """The same pictures, said to be of another well, have another z_s; their z_c stays, if nothing is standardised."""
     model = trained(IVAEModel, standardize_by=None)
     model.module.decoder.network = Halves()
@@ -402,7 +402,7 @@ def test_the_expert_that_is_asked_is_that_of_the_environment():
 
 @pytest.mark.parametrize("model_class", SETTINGS)
 @pytest.mark.parametrize("likelihood", ["bernoulli", "gaussian"])
-def test_pictures_are_what_the_decoder_expects_in_the_units_of_the_cells(model_class, likelihood, tmp_path):
+def test_latent_models_reconstruct_returns_expected_images_in_stored_units(model_class, likelihood, tmp_path):
     model = trained(model_class, likelihood=likelihood, standardize=likelihood == "gaussian", standardize_by=None)
     codes = own_codes(model) if model_class is not VAEModel else (model.get_latent_representation(center=None),)
     with torch.no_grad():
@@ -426,7 +426,7 @@ def test_pictures_are_what_the_decoder_expects_in_the_units_of_the_cells(model_c
         plt.close("all")
 
 
-def test_a_picture_takes_the_environment_that_the_decoder_is_given_from_the_style():
+def test_mcvae_swap_blocks_takes_environment_from_style():
     model = trained(MCVAEModel, n_environment_latent=3, standardize_by=None)
     given: list[torch.Tensor] = []
     mean = model.module.decoder.mean
@@ -441,7 +441,7 @@ def test_a_picture_takes_the_environment_that_the_decoder_is_given_from_the_styl
     np.testing.assert_allclose(given[0][:, 5:], model.module.environment.weight.detach()[wells], atol=1e-6)
 
 
-def test_new_cells_are_drawn_by_the_labels_that_are_asked_for():
+def test_latent_models_reconstruct_new_cells_needs_only_required_labels():
     new = make_cells(8, seed=3)
     del new.obs["gene"]
     assert trained(IVAEModel).reconstruct(new).shape == (8, 2, 16, 16)
@@ -450,7 +450,7 @@ def test_new_cells_are_drawn_by_the_labels_that_are_asked_for():
     assert trained(VAEModel).reconstruct(new, []).shape == (0, 2, 16, 16)
 
 
-def test_bad_requests_of_pictures():
+def test_latent_models_invalid_reconstruct_arguments_raise():
     with pytest.raises(ValueError, match="not trained"):
         make(IVAEModel).reconstruct()
     model, new = trained(IVAEModel), make_cells(8, seed=3)
@@ -473,7 +473,7 @@ def test_bad_requests_of_pictures():
         model.decode(z, z)
 
 
-def test_an_environment_that_was_held_out_has_no_expert_that_has_learned():
+def test_ivae_reconstruct_unseen_environment_raises():
     model = make(IVAEModel)
     well = model.adata.obs["well"].astype(str)
     model.adata.obs["split"] = np.where(well == "well_1", "test", "train")

@@ -22,8 +22,7 @@ from scbd.nn import (
     log_normaliser,
     supervised_contrastive_loss,
 )
-from scbd.nn._contrastive import collapsed_loss, mean_over, normalised_supervised_information, sum_over, total_variance
-from scbd.nn._groups import pair_codes
+from scbd.nn._contrastive import collapsed_loss, mean_over, normalised_supervised_information, total_variance
 from scbd.nn._log_sum_exp import log_sum_exp
 
 UNKNOWN: Any = "all"
@@ -47,7 +46,7 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.5, 0.9])
 @given(batches(), st.floats(0.05, 2), st.booleans())
-def test_supervised_equals_the_double_loop(smoothing, batch, temperature, include_self):
+def test_supervised_contrastive_loss_equals_double_loop(smoothing, batch, temperature, include_self):
     z, labels = batch
     kwargs: dict[str, Any] = {"temperature": temperature, "include_self": include_self, "smoothing": smoothing}
     expected = torch.stack(naive.supervised(z, labels, **kwargs))
@@ -59,7 +58,7 @@ def test_supervised_equals_the_double_loop(smoothing, batch, temperature, includ
 @pytest.mark.parametrize("reduction", FORMS)
 @given(batches(), st.floats(0.05, 2), st.booleans())
 @settings(max_examples=50)
-def test_invariance_equals_the_double_loop(reduction, batch, temperature, include_self):
+def test_invariance_loss_equals_double_loop(reduction, batch, temperature, include_self):
     z, e = batch
     ours = invariance_loss(z, e, temperature=temperature, include_self=include_self, reduction=reduction)
     expected = naive.invariance(z, e, temperature, include_self, reduction)
@@ -67,7 +66,7 @@ def test_invariance_equals_the_double_loop(reduction, batch, temperature, includ
 
 
 @pytest.mark.parametrize("n_labels", [2, 7, 34])
-def test_defaults_are_the_published_listing(n_labels):
+def test_losses_default_arguments_equal_published_listing(n_labels):
     z = unit(200, 16).requires_grad_()
     u = torch.arange(200) % n_labels
     for ours, theirs in (
@@ -80,7 +79,7 @@ def test_defaults_are_the_published_listing(n_labels):
 
 
 @pytest.mark.parametrize("include_self", [True, False])
-def test_gradients(include_self):
+def test_losses_gradients_equal_finite_differences(include_self):
     z = unit(9, 4).requires_grad_()
     labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3])  # the last anchor has no partner
     assert torch.autograd.gradcheck(lambda z: supervised_contrastive_loss(z, labels, include_self=include_self), z)
@@ -90,7 +89,7 @@ def test_gradients(include_self):
         )
 
 
-def test_a_batch_of_one_environment_costs_what_the_listing_says():
+def test_invariance_loss_single_environment_equals_published_listing():
     z, e = unit(6), torch.zeros(6, dtype=torch.long)
     loss = invariance_loss(z, e)
     assert loss > 0
@@ -98,14 +97,14 @@ def test_a_batch_of_one_environment_costs_what_the_listing_says():
 
 
 @pytest.mark.parametrize("reduction", FORMS)
-def test_an_environment_of_its_own_for_every_cell_has_finite_gradients(reduction):
+def test_invariance_loss_one_cell_per_environment_has_finite_gradients(reduction):
     z = unit(6).requires_grad_()
     invariance_loss(z, torch.arange(6), reduction=reduction).backward()
     assert z.grad is not None
     assert torch.isfinite(z.grad).all()
 
 
-def test_anchors_without_positives_count_as_zero_in_the_mean():
+def test_supervised_contrastive_loss_anchor_without_positives_counts_as_zero():
     z = unit(4)
     labels = torch.tensor([0, 0, 1, 2])
     pair = naive.supervised(z, labels, 0.1, True)
@@ -118,7 +117,7 @@ def test_anchors_without_positives_count_as_zero_in_the_mean():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_computed_in_float32(dtype):
+def test_losses_half_precision_are_computed_in_float32(dtype):
     z, labels = unit(64, 8).to(dtype), torch.arange(64) % 5
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = supervised_contrastive_loss(z, labels)
@@ -128,7 +127,7 @@ def test_half_precision_is_computed_in_float32(dtype):
     torch.testing.assert_close(mixed, invariance_loss(z.float(), labels), rtol=0, atol=0)
 
 
-def test_float32_stays_close_to_float64():
+def test_losses_float32_equal_float64_approximately():
     z, labels = unit(512, 64), torch.arange(512) % 20
     for loss in (supervised_contrastive_loss, invariance_loss):
         np.testing.assert_allclose(float(loss(z.float(), labels)), float(loss(z, labels)), rtol=2e-5)
@@ -150,13 +149,13 @@ def test_float32_stays_close_to_float64():
         (lambda: invariance_loss(unit(3), torch.zeros(3), reduction=UNKNOWN), "use 'listing', 'formula'"),
     ],
 )
-def test_bad_input_gets_a_sentence(call, said):
+def test_losses_invalid_arguments_raise(call, said):
     with pytest.raises(ValueError, match=said):
         call()
 
 
 @pytest.mark.parametrize("off", [-1.0, -0.5, -0.011, 0.011, 1.0])
-def test_vectors_that_are_too_short_or_too_long_are_refused(off):
+def test_losses_vectors_not_of_unit_length_raise(off):
     z, labels = unit(6), torch.arange(6) % 2
     z[4] *= 1 + off
     said = f"that of row 4 is {1 + off:.3g}: use torch.nn.functional.normalize"
@@ -168,14 +167,14 @@ def test_vectors_that_are_too_short_or_too_long_are_refused(off):
 
 
 @pytest.mark.parametrize("factor", [0.991, 1.009])
-def test_rounding_is_no_mistake(factor):
+def test_losses_rounded_lengths_are_accepted(factor):
     assert torch.isfinite(supervised_contrastive_loss(unit(6) * factor, torch.arange(6) % 2))
     for dtype in (torch.bfloat16, torch.float16):
         for width in (1, 3, 64, 2048):
             assert torch.isfinite(log_normaliser(unit(200, width).to(dtype))).all()
 
 
-def test_of_what_is_not_a_number_the_loss_is_none():
+def test_supervised_contrastive_loss_nan_embedding_gives_nan():
     """Training looks for that, and knows what to say."""
     z = unit(6)
     z[2] = torch.nan
@@ -183,7 +182,7 @@ def test_of_what_is_not_a_number_the_loss_is_none():
 
 
 @pytest.mark.parametrize("include_self", [True, False])
-def test_a_point_costs_the_ceiling(include_self):
+def test_supervised_contrastive_loss_collapsed_embedding_equals_collapsed_loss(include_self):
     z = unit(1).expand(32, -1)
     labels = torch.arange(32) % 4
     loss = supervised_contrastive_loss(z, labels, include_self=include_self)
@@ -193,7 +192,7 @@ def test_a_point_costs_the_ceiling(include_self):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.5, 2 / 3])
 @pytest.mark.parametrize("include_self", [True, False])
-def test_the_share_learned_is_0_for_a_point_and_1_at_best(smoothing, include_self):
+def test_normalised_supervised_information_is_0_if_collapsed_and_1_at_best(smoothing, include_self):
     labels = torch.tensor([0] * 200 + [1] * 200)
     settings: dict[str, Any] = {"smoothing": smoothing, "include_self": include_self}
 
@@ -213,7 +212,7 @@ def test_the_share_learned_is_0_for_a_point_and_1_at_best(smoothing, include_sel
     assert share(unit(400, 4), 0.1) < 0
 
 
-def test_of_some_anchors_it_is_their_own_share():
+def test_normalised_supervised_information_with_anchors_is_of_anchors_only():
     """Most cells are of one label that z does not tell from noise: what the others tell is asked of them."""
     labels = torch.arange(200).clamp(max=60) // 15
     anchors = labels < 4
@@ -235,7 +234,7 @@ def test_of_some_anchors_it_is_their_own_share():
         torch.testing.assert_close(loss, torch.stack(every).mean())
 
 
-def test_the_share_learned_is_of_what_the_labels_say():
+def test_normalised_supervised_information_is_relative_to_label_entropy():
     labels = torch.tensor([0, 0, 0, 1])
     # by hand: the entropy of the labels, without smoothing; the last has no partner, and says nothing
     entropy = -0.75 * math.log(0.75)
@@ -277,14 +276,14 @@ def share_of_batches(n_labels: int, batch_size: int, cells_per_label: int | None
     # cells of a label in a batch, of labels that have two
     [(200, 400, 3), (500, 400, 2), (1000, 400, 2), (5000, 400, 2), (200, 2048, 11), (500, 2048, 5), (5000, 2048, 2)],
 )
-def test_the_share_learned_is_one_number_where_labels_are_equally_rare(n_labels, batch_size, as_rare):
+def test_normalised_supervised_information_equally_rare_labels_gives_equal_value(n_labels, batch_size, as_rare):
     """However many cells of a shuffled batch have no partner."""
     shuffled, drawn = (share_of_batches(n_labels, batch_size, of_label) for of_label in (None, as_rare))
     assert 0.4 < drawn < 0.8
     assert shuffled == pytest.approx(drawn, rel=0.03)
 
 
-def test_the_share_learned_where_labels_are_rarer():
+def test_normalised_supervised_information_rarer_labels_equals_formula():
     """By hand, of labels in corners: a cell of its own is matched ``odds`` times as readily as another."""
     temperature, smoothing, odds = 0.5, 0.5, math.exp(2)
     for n_labels in (4, 40):
@@ -315,7 +314,7 @@ def tilings(draw: st.DrawFn) -> tuple[int, tuple[int, int], int]:
 
 
 @given(tilings(), st.integers(0, 1000))
-def test_any_tiling_equals_the_whole_matrix(tiling, seed):
+def test_log_sum_exp_any_tile_shape_equals_whole_matrix(tiling, seed):
     n, tile, kept = tiling
     z = unit(n, 3, seed).requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
@@ -329,7 +328,7 @@ def test_any_tiling_equals_the_whole_matrix(tiling, seed):
 
 
 @pytest.mark.parametrize("temperature", [0.1, 0.026, 0.024, 0.011, 0.004])
-def test_low_temperatures_keep_their_digits(temperature):
+def test_losses_low_temperature_keep_precision(temperature):
     """Opposite vectors are exp(-500) of equal ones at 0.004; exp(90) of equal ones at 0.011 is beyond float32."""
     z = unit(5, 4, 0)
     z = torch.cat([z, z[:1], -z[:1]]).float()
@@ -338,13 +337,13 @@ def test_low_temperatures_keep_their_digits(temperature):
     torch.testing.assert_close(ours, expected.float(), rtol=1e-5, atol=1e-5)
 
 
-def test_two_opposite_points_at_the_lowest_temperature():
+def test_log_sum_exp_opposite_points_at_lowest_temperature_is_finite():
     z = torch.tensor([[1.0], [-1.0]])
     ours = log_sum_exp(z, 0.003)
     torch.testing.assert_close(ours, torch.full((2,), -1 / 0.003))
 
 
-def test_the_matrix_is_never_whole():
+def test_log_sum_exp_memory_is_linear_in_batch_size():
     """Neither pass allocates anything near B × B, whichever of its tensors one looks at."""
     z = unit(3000, 8, 0).float().requires_grad_()
     largest = []
@@ -362,7 +361,7 @@ def test_the_matrix_is_never_whole():
 
 
 @pytest.mark.parametrize("include_self", [True, False])
-def test_two_losses_share_one_normaliser(include_self):
+def test_losses_given_log_normaliser_equal_losses_without(include_self):
     z, y, e = unit(50, 8, 0).requires_grad_(), torch.arange(50) % 7, torch.arange(50) % 3
     shared = log_normaliser(z, include_self=include_self)
     together = supervised_contrastive_loss(z, y, include_self=include_self, log_normaliser=shared)
@@ -374,7 +373,7 @@ def test_two_losses_share_one_normaliser(include_self):
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-14)
 
 
-def test_a_second_derivative_is_refused_rather_than_wrong():
+def test_log_sum_exp_second_derivative_raises():
     z = unit(6, 3, 0).requires_grad_()
     (first,) = torch.autograd.grad(log_normaliser(z).sum(), z, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
@@ -385,7 +384,7 @@ codes = st.lists(st.integers(-3, 5), min_size=1, max_size=12)
 
 
 @given(codes)
-def test_sums_and_counts_are_those_of_the_label(labels):
+def test_groups_sums_and_counts_equal_loop_over_cells(labels):
     values = torch.arange(2.0 * len(labels)).view(-1, 2)
     groups = Groups(torch.tensor(labels))
     for i, label in enumerate(labels):
@@ -395,9 +394,9 @@ def test_sums_and_counts_are_those_of_the_label(labels):
 
 
 @given(codes, st.randoms())
-def test_pairs_share_a_code_where_both_are_shared(labels, random):
+def test_groups_cross_joins_cells_that_share_both_labels(labels, random):
     environments = [random.randint(-2, 3) for _ in labels]
-    pairs = pair_codes(torch.tensor(labels), torch.tensor(environments)).tolist()
+    pairs = Groups(torch.tensor(labels)).cross(Groups(torch.tensor(environments))).labels.tolist()
     both = list(zip(labels, environments, strict=True))
     for i, one in enumerate(both):
         for j, other in enumerate(both):
@@ -405,7 +404,7 @@ def test_pairs_share_a_code_where_both_are_shared(labels, random):
 
 
 @given(st.data())
-def test_labels_of_few_bits_are_crossed_like_wide_ones(data):
+def test_groups_cross_narrow_integers_equals_int64(data):
     """As the codes of few categories are in pandas: their pairs are more than there are numbers."""
     labels, others = (data.draw(st.lists(st.integers(0, 120), min_size=60, max_size=60)) for _ in range(2))
     dtype = data.draw(st.sampled_from([torch.int8, torch.uint8, torch.int16, torch.int32]))
@@ -418,11 +417,10 @@ def test_labels_of_few_bits_are_crossed_like_wide_ones(data):
 
 
 @given(st.lists(st.tuples(st.floats(-9, 9), st.booleans()), min_size=1, max_size=9))
-def test_means_are_those_of_what_is_chosen(cells):
+def test_mean_over_anchors_equals_mean_of_selected_cells(cells):
     values, anchors = (torch.tensor(part) for part in zip(*cells, strict=True))
-    torch.testing.assert_close(sum_over(values, anchors), values[anchors].sum())
     torch.testing.assert_close(mean_over(values, anchors), values[anchors].mean() if anchors.any() else torch.zeros(()))
-    assert torch.equal(mean_over(values, None), values.mean()) and torch.equal(sum_over(values, None), values.sum())
+    assert torch.equal(mean_over(values, None), values.mean())
 
 
 class ChoosesByMask(TorchDispatchMode):
@@ -437,7 +435,7 @@ class ChoosesByMask(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def test_nothing_waits_for_how_many_anchors_there_are():
+def test_losses_with_anchors_select_no_rows_by_mask():
     labels, anchors = Groups(torch.arange(12) % 4), torch.arange(12) % 3 > 0
     z = F.normalize(torch.randn(12, 3, generator=torch.manual_seed(0)), dim=1).requires_grad_()
     with ChoosesByMask() as asked:
@@ -450,31 +448,31 @@ def test_nothing_waits_for_how_many_anchors_there_are():
     assert asked.n == 1
 
 
-def test_a_point():
+def test_total_variance_and_rank_single_point_are_zero():
     z = F.normalize(torch.ones(50, 8), dim=1)
     assert total_variance(z) == pytest.approx(0, abs=1e-12)
     assert effective_rank(z) == 0
 
 
-def test_equal_axes_use_all_directions():
+def test_effective_rank_equal_axes_is_number_of_axes():
     z = torch.cat([torch.eye(6), -torch.eye(6)])
     assert total_variance(z) == pytest.approx(1)
     assert effective_rank(z) == pytest.approx(6)
 
 
-def test_where_an_embedding_lies_says_nothing_of_its_directions():
+def test_effective_rank_shifted_embedding_is_unchanged():
     z = torch.randn(200, 6, generator=torch.manual_seed(0)).double()
     assert effective_rank(z + 1e8) == pytest.approx(effective_rank(z), rel=1e-6)
     assert effective_rank(z.float() + 1e8) == 0  # 32 bits do not tell
 
 
-def test_a_line_has_rank_one():
+def test_effective_rank_line_is_one():
     angles = torch.linspace(0, 1e-3, 40)
     z = torch.stack([angles.cos(), angles.sin(), torch.zeros(40)], dim=1)
     assert effective_rank(z) == pytest.approx(1, abs=1e-3)
 
 
-def test_directions_that_are_not_used_have_no_say():
+def test_effective_rank_unused_directions_have_no_effect():
     """Their share of the variance is zero but for rounding, on either side."""
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
@@ -482,14 +480,14 @@ def test_directions_that_are_not_used_have_no_say():
         assert 1 < effective_rank(z) <= 2 + 1e-6
 
 
-def test_what_is_not_finite_has_no_rank():
+def test_effective_rank_values_not_finite_is_nan():
     z = torch.cat([torch.eye(6), torch.full((1, 6), float("nan"))])
     assert math.isnan(effective_rank(z)) and math.isnan(total_variance(z))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("where", [3, (3, 2)], ids=["a cell", "a value"])
-def test_no_measure_hides_what_is_not_a_number(bad, where):
+def test_measures_nan_embedding_give_nan(bad, where):
     """Of an embedding that is none, "invariant" would be wrong; training stops at the loss that it makes."""
     z, label, well = torch.randn(64, 8, generator=torch.manual_seed(0)), torch.arange(64) % 4, torch.arange(64) // 4 % 4
     broken = z.clone()
@@ -515,7 +513,7 @@ def sets_of(labels: list[int], size: int) -> list[tuple[int, list[int]]]:
 
 
 @given(labels=st.lists(st.integers(0, 5), min_size=2, max_size=40), size=st.integers(1, 9))
-def test_cells_of_a_label_are_dealt_out_to_sets(labels, size):
+def test_groups_average_over_sets_divides_cells_of_label_evenly(labels, size):
     expected = sets_of(labels, size)
     values = torch.randn(len(labels), 3, dtype=torch.float64, generator=torch.manual_seed(0))
     means, groups = Groups(torch.tensor(labels)).average_over_sets(values, size)
@@ -528,7 +526,7 @@ def test_cells_of_a_label_are_dealt_out_to_sets(labels, size):
     assert all(size <= n < 2 * size for n, count in zip(sizes, counts, strict=True) if count >= 2 * size)
 
 
-def test_sets_of_one_are_the_cells():
+def test_groups_average_over_sets_of_one_cell_returns_cells():
     values, labels = torch.randn(12, 3), torch.arange(12) % 4
     means, groups = Groups(labels).average_over_sets(values, 1)
     order = torch.argsort(labels, stable=True)

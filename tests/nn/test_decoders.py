@@ -10,7 +10,7 @@ from scbd.nn import AdditiveDecoder
 from scbd.nn._decoders import BlockDecoder
 
 
-def test_the_papers_decoder_has_the_papers_parameters():
+def test_additive_decoder_width_of_paper_has_number_of_parameters_of_paper():
     """The table of appendix A at 32 pixels: one linear layer, four pairs of convolutions, a 1 x 1 convolution."""
     n, w = 64, 256
     linear = (n + 1) * w * 2 * 2
@@ -22,13 +22,13 @@ def test_the_papers_decoder_has_the_papers_parameters():
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (4, 64, 64), (1, 16, 16), (2, 28, 28), (5, 100, 90), (1, 5, 33)])
-def test_images_of_every_size(shape):
+def test_additive_decoder_any_image_size_returns_that_size(shape):
     decoder = AdditiveDecoder((4, 6), shape, width=4)
     assert decoder(torch.randn(3, 4), torch.randn(3, 6)).shape == (3, *shape)
 
 
 @pytest.mark.parametrize("likelihood", ["bernoulli", "gaussian"])
-def test_blocks_add_up(likelihood):
+def test_additive_decoder_is_sum_of_blocks(likelihood):
     """f(a, b) - f(a, b') does not depend on a: no pixel can look at both blocks at once."""
     decoder = AdditiveDecoder((4, 4), (2, 16, 16), width=8, likelihood=likelihood).double()
     a, a2, b, b2 = torch.randn(4, 5, 4, dtype=torch.float64)
@@ -36,7 +36,7 @@ def test_blocks_add_up(likelihood):
     assert (decoder(a, b) - decoder(a, b2)).abs().max() > 1e-3
 
 
-def test_likelihoods_are_torchs():
+def test_additive_decoder_likelihoods_equal_torch():
     z = torch.randn(3, 4), torch.randn(3, 4)
     x = torch.rand(3, 2, 16, 16)
     bernoulli = AdditiveDecoder((4, 4), (2, 16, 16), width=4, likelihood="bernoulli")
@@ -53,7 +53,7 @@ def test_likelihoods_are_torchs():
 
 
 @pytest.mark.parametrize("width", [16, 64])
-def test_pictures_differ_before_training_where_embeddings_do(width):
+def test_additive_decoder_untrained_decodes_different_embeddings_differently(width):
     """With torch's default weights they differ by a millionth, and learn as slowly."""
     torch.manual_seed(0)
     z = torch.nn.functional.normalize(torch.randn(64, 32), dim=1)
@@ -61,14 +61,14 @@ def test_pictures_differ_before_training_where_embeddings_do(width):
     assert 0.05 < maps.std(0).mean() < 2
 
 
-def test_a_map_larger_than_the_image_is_cut_around_its_middle():
+def test_block_decoder_larger_map_is_cropped_around_centre():
     block = BlockDecoder(3, (20, 32), 4)
     whole = torch.nn.Sequential.forward(block, torch.ones(1, 3))
     assert whole.shape[-2:] == (32, 32)
     torch.testing.assert_close(block(torch.ones(1, 3)), whole[..., 6:26, :])
 
 
-def test_bad_settings():
+def test_additive_decoder_invalid_settings_raise():
     with pytest.raises(ValueError, match="likelihood='poisson' is not known: use 'bernoulli', 'gaussian'"):
         AdditiveDecoder((4,), (3, 32, 32), likelihood="poisson")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="width=7: the decoder's number of channels is even"):

@@ -41,7 +41,7 @@ def one_process(rank: int, port: int, out: str) -> None:
     distributed.destroy_process_group()
 
 
-def test_two_processes_learn_from_the_joint_batch(tmp_path):
+def test_gather_rows_two_processes_have_gradient_of_joint_batch(tmp_path):
     """Loss and gradients are those of a single process with all cells."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -58,6 +58,6 @@ def test_two_processes_learn_from_the_joint_batch(tmp_path):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-def test_a_single_process_keeps_its_rows():
+def test_gather_rows_single_process_returns_same_rows():
     rows = torch.ones(3, requires_grad=True)
     assert gather_rows(rows) is rows

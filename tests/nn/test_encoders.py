@@ -25,7 +25,7 @@ from scbd.nn._encoders import ENCODERS, SmallMapConv2d, average_over_pixels, fin
         ("small", 4, None, 256),
     ],
 )
-def test_named_encoders(name, channels, n_parameters, n_features):
+def test_block_named_encoder_has_expected_shapes(name, channels, n_parameters, n_features):
     block = Block(name, (channels, 32, 32), 7)
     assert block.n_features == n_features
     assert block.n_latent == 7
@@ -34,7 +34,7 @@ def test_named_encoders(name, channels, n_parameters, n_features):
     assert block(torch.rand(3, channels, 32, 32)).shape == (3, 7)
 
 
-def test_the_small_encoder_halves_maps_four_times():
+def test_small_encoder_halves_maps_four_times():
     encoder = build_encoder("small", 2)
     sizes: list[int] = []
     for module in encoder.modules():
@@ -45,7 +45,7 @@ def test_the_small_encoder_halves_maps_four_times():
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_embeddings_lie_on_the_sphere_in_float32(name):
+def test_block_embeddings_are_float32_of_unit_length(name):
     block = Block(name, (1, 32, 32), 6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         z = block(torch.rand(4, 1, 32, 32))
@@ -53,7 +53,7 @@ def test_embeddings_lie_on_the_sphere_in_float32(name):
     torch.testing.assert_close(z.norm(dim=1), torch.ones(4), rtol=1e-5, atol=1e-5)
 
 
-def test_a_module_is_copied_for_each_block():
+def test_block_module_as_encoder_is_copied():
     mine = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8, 3))
     one, two = build_encoder(mine, 2), build_encoder(mine, 2)
     next(one.parameters()).data.zero_()
@@ -61,13 +61,13 @@ def test_a_module_is_copied_for_each_block():
         assert next(other.parameters()).abs().sum() > 0
 
 
-def test_the_dry_run_moves_no_statistics():
+def test_encoder_trial_run_keeps_batchnorm_statistics():
     block = Block("small", (1, 16, 16), 4)
     assert block.state_dict()["encoder.1.num_batches_tracked"] == 0
     assert block.encoder.training
 
 
-def test_bad_input_gets_a_sentence():
+def test_encoder_invalid_arguments_raise():
     with pytest.raises(ValueError, match="There is no encoder 'vgg': use one of small, resnet18"):
         Block("vgg", (3, 32, 32), 4)
     with pytest.raises(TypeError, match=r"a name or a torch\.nn\.Module, got int"):
@@ -83,7 +83,7 @@ KINDS = {"batch": nn.BatchNorm2d, "instance": nn.InstanceNorm2d, "group": nn.Gro
 
 @pytest.mark.parametrize("norm", KINDS)
 @pytest.mark.parametrize("name", ENCODERS)
-def test_all_activations_of_a_network_have_the_norm(name, norm):
+def test_build_encoder_norm_replaces_all_normalisation_layers(name, norm):
     encoder = build_encoder(name, 4, norm=norm)
     found = [module for module in encoder.modules() if isinstance(module, tuple(KINDS.values()))]
     assert len(found) >= 4 and {type(module) for module in found} == {KINDS[norm]}
@@ -92,7 +92,7 @@ def test_all_activations_of_a_network_have_the_norm(name, norm):
 
 
 @pytest.mark.parametrize("norm", ["instance", "group"])
-def test_the_gain_of_an_image_is_gone(norm):
+def test_build_encoder_instance_and_group_norm_ignore_gain_of_image(norm):
     """What a brighter lamp does to all channels; statistics of training cells would let it through."""
     torch.manual_seed(0)
     images = torch.rand(3, 2, 64, 64)
@@ -103,7 +103,7 @@ def test_the_gain_of_an_image_is_gone(norm):
 
 
 @pytest.mark.parametrize("norm", ["instance", "group"])
-def test_a_cell_is_embedded_without_regard_to_others_while_training(norm):
+def test_build_encoder_instance_and_group_norm_embed_cells_independently(norm):
     torch.manual_seed(0)
     block = Block("small", (2, 32, 32), n_latent=4, norm=norm)
     images = torch.randn(6, 2, 32, 32)
@@ -123,12 +123,12 @@ def test_a_cell_is_embedded_without_regard_to_others_while_training(norm):
         ({"encoder": "resnet18", "weights": "w.pt", "norm": "instance"}, "and not for weights"),
     ],
 )
-def test_a_norm_that_cannot_be_is_said(how, message):
+def test_build_encoder_invalid_norm_raises(how, message):
     with pytest.raises(ValueError, match=message):
         build_encoder(n_channels=3, **how)
 
 
-def test_maps_of_one_pixel_have_no_variance():
+def test_encoder_instance_norm_single_pixel_maps_raise():
     with pytest.raises(ValueError, match=r"does not take images of shape \(3, 32, 32\).*more than 1 spatial element"):
         Encoder("resnet18", (3, 32, 32), norm="instance")
     assert Encoder("resnet18", (3, 64, 64), norm="instance").n_features == 512
@@ -138,7 +138,7 @@ def test_maps_of_one_pixel_have_no_variance():
     ("encoder", "channels"),
     [("small", [32, 64, 128]), ("resnet18", [64, 64, 128, 256]), ("densenet121", [64, 128, 256, 512])],
 )
-def test_stages_of_known_encoders(encoder, channels):
+def test_encoder_named_encoder_has_expected_stages(encoder, channels):
     block = Block(encoder, (2, 64, 64), 5)
     h, passed = block.eval().forward_with_intermediates(images := torch.rand(3, 2, 64, 64))
     assert [tuple(p.shape) for p in passed[:-1]] == [(3, c) for c in channels]
@@ -146,7 +146,7 @@ def test_stages_of_known_encoders(encoder, channels):
     torch.testing.assert_close(on_sphere(h), block(images))
 
 
-def test_a_stage_is_the_last_map_at_its_resolution():
+def test_find_stages_returns_last_map_of_each_resolution():
     layers = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(), nn.Conv2d(4, 6, 3, stride=2), nn.Flatten())
     images = torch.rand(2, 1, 16, 16)
     features, stages = find_stages(layers.eval(), images)
@@ -154,19 +154,19 @@ def test_a_stage_is_the_last_map_at_its_resolution():
     torch.testing.assert_close(features, layers(images))
 
 
-def test_a_module_without_maps_has_no_stage():
+def test_encoder_without_maps_has_no_stages():
     block = Encoder(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), (1, 8, 8))
     assert block.n_stages == 0
     assert [p.shape for p in block.forward_with_intermediates(torch.rand(2, 1, 8, 8))[1]] == [(2, 3)]
 
 
-def test_finding_stages_leaves_no_hook():
+def test_find_stages_removes_its_hooks():
     layers = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten())
     find_stages(layers.eval(), torch.rand(2, 1, 8, 8))
     assert not any(module._forward_hooks for module in layers.modules())
 
 
-def test_nothing_is_kept_unless_asked():
+def test_encoder_forward_stores_no_intermediates():
     block = Encoder("small", (1, 16, 16))
     _, passed = block.forward_with_intermediates(torch.rand(2, 1, 16, 16))
     block(torch.rand(5, 1, 16, 16))
@@ -174,7 +174,7 @@ def test_nothing_is_kept_unless_asked():
     assert {len(p) for p in passed} == {2}
 
 
-def test_copies_keep_their_own():
+def test_encoder_copy_stores_its_own_intermediates():
     block = Encoder("small", (1, 16, 16)).eval()
     other = copy.deepcopy(block)
     images = torch.rand(2, 1, 16, 16)
@@ -190,7 +190,7 @@ def test_copies_keep_their_own():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, on the way to its compiler
-def test_stages_are_seen_by_compiled_code():
+def test_block_compiled_returns_intermediates():
     block = Block("small", (1, 16, 16), 4).eval()
     images = torch.rand(3, 1, 16, 16)
     expected = block.forward_with_intermediates(images)
@@ -200,7 +200,7 @@ def test_stages_are_seen_by_compiled_code():
         torch.testing.assert_close(block.forward_with_intermediates(images), expected)
 
 
-def test_averages_are_over_pixels():
+def test_average_over_pixels_equals_mean():
     maps = torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(average_over_pixels(maps), maps.mean((2, 3)))
 
@@ -218,7 +218,7 @@ def convolutions(draw: st.DrawFn) -> tuple[nn.Conv2d, torch.Tensor]:
 
 @given(convolutions())
 @settings(max_examples=200)
-def test_any_convolution_is_exact(case):
+def test_small_map_conv2d_any_convolution_equals_torch(case):
     convolution, images = case
     ours = SmallMapConv2d.of(copy.deepcopy(convolution)) or convolution
     results = []
@@ -232,7 +232,7 @@ def test_any_convolution_is_exact(case):
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_encoders_keep_their_numbers_and_names(name):
+def test_build_encoder_with_small_map_convolutions_equals_plain_convolutions(name):
     """A whole step in float64: outputs, all gradients, and BatchNorm's statistics."""
     torch.manual_seed(0)
     plain = ENCODERS[name](3).double()
@@ -252,7 +252,7 @@ def test_encoders_keep_their_numbers_and_names(name):
         torch.testing.assert_close(one.grad, two.grad, rtol=0, atol=1e-8 * scale, msg=parameter)
 
 
-def test_no_padding_is_multiplied():
+def test_small_map_conv2d_skips_padding():
     """On a single pixel eight of nine taps are never touched: whatever they hold, even NaN, is not seen."""
     convolution = SmallMapConv2d.of(nn.Conv2d(2, 2, 3, padding=1))
     assert convolution is not None
@@ -261,7 +261,7 @@ def test_no_padding_is_multiplied():
     assert torch.isfinite(convolution(torch.randn(1, 2, 1, 1))).all()
 
 
-def test_what_is_left_alone():
+def test_small_map_conv2d_unsupported_convolution_is_not_replaced():
     class Own(nn.Conv2d):
         pass
 
@@ -276,12 +276,12 @@ def test_what_is_left_alone():
     assert [SmallMapConv2d.of(module) for module in kept] == [None] * len(kept)
 
 
-def test_a_user_s_module_is_used_as_it_is():
+def test_build_encoder_module_keeps_its_convolutions():
     mine = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     assert type(Block(mine, (1, 4, 4), 2).encoder[0]) is nn.Conv2d  # type: ignore[index]
 
 
-def test_autocast_reaches_small_maps():
+def test_small_map_conv2d_under_autocast_returns_bfloat16():
     convolution = SmallMapConv2d.of(nn.Conv2d(8, 8, 3, padding=1))
     assert convolution is not None
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -302,7 +302,7 @@ def as_torchvision(name: str, path: Path, *, old: bool = False) -> Path:
 
 
 @pytest.mark.parametrize(("name", "old"), [("resnet18", False), ("densenet121", False), ("densenet121", True)])
-def test_an_encoder_has_the_weights_of_the_file(name, old, tmp_path):
+def test_build_encoder_weights_are_loaded_from_file(name, old, tmp_path):
     torch.manual_seed(1)
     path = as_torchvision(name, tmp_path / "weights.pth", old=old)
     torch.manual_seed(1)
@@ -315,26 +315,26 @@ def test_an_encoder_has_the_weights_of_the_file(name, old, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "channels"), [("resnet50", 3), ("resnet18", 4)])
-def test_weights_of_another_network_are_refused(name, channels, tmp_path):
+def test_build_encoder_weights_of_other_network_raise(name, channels, tmp_path):
     path = as_torchvision("resnet18", tmp_path / "weights.pth")
     with pytest.raises(ValueError, match=f"no weights of torchvision's {name}"):
         build_encoder(name, channels, weights=path)
 
 
 @pytest.mark.parametrize("encoder", ["small", nn.Flatten()])
-def test_encoders_that_torchvision_does_not_have_take_no_weights(encoder, tmp_path):
+def test_build_encoder_weights_for_encoder_not_in_torchvision_raise(encoder, tmp_path):
     with pytest.raises(ValueError, match="weights"):
         build_encoder(encoder, 3, weights=tmp_path / "weights.pth")
 
 
 @pytest.mark.parametrize("content", [torch.zeros(3), {"conv1.weight": 1}, b"nothing", b""])
-def test_what_is_no_state_dict_is_refused(content, tmp_path):
+def test_build_encoder_weights_not_a_state_dict_raise(content, tmp_path):
     path = tmp_path / "weights.pth"
     path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
     with pytest.raises(ValueError, match=r"weights\.pth holds no weights"):
         build_encoder("resnet18", 3, weights=path)
 
 
-def test_weights_that_are_not_there_are_named(tmp_path):
+def test_build_encoder_weights_missing_file_raises(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.pth"):
         build_encoder("resnet18", 3, weights=tmp_path / "none.pth")

@@ -34,7 +34,7 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 @both
 @given(batch=batches())
 @settings(max_examples=50)
-def test_equals_the_loop_over_cells(batch, partners):
+def test_explained_variance_share_equals_loop_over_cells(batch, partners):
     features, e, y = batch
     expected = naive.explained_variance(features, e, y, partners)
     torch.testing.assert_close(explained_variance(features, e, y, partners=partners).share, expected)
@@ -42,7 +42,7 @@ def test_equals_the_loop_over_cells(batch, partners):
 
 @both
 @given(batch=batches())
-def test_the_error_equals_the_loop_over_pairs_of_cells(batch, partners):
+def test_explained_variance_error_equals_loop_over_pairs(batch, partners):
     features, e, y = batch
     expected = naive.error(features, e, y, partners)
     torch.testing.assert_close(
@@ -62,13 +62,13 @@ def effects(n: int, n_labels: int, n_environments: int, strength: float, seed: i
 
 def of_design(features: torch.Tensor, design: BatchDesign) -> dict[Partners, ExplainedVariance]:
     """By both pairings, of a design that is made once for many draws: that takes longer than what is computed of it."""
-    found, n = estimate_effects(features, design).pairings[0], features.numel()
+    found, n = estimate_effects(features, design)[0], features.numel()
     freedom = {name: pairing.freedom_of_one for name, pairing in design.pairings[0].items()}
     return {name: ExplainedVariance(x.between / n, x.scatter / n, freedom[name]) for name, x in found.items()}
 
 
 @both
-def test_a_design_serves_many_draws(partners):
+def test_estimate_effects_design_can_be_reused(partners):
     """As the tests below have it."""
     features, e, y = effects(64, 4, 3, 0.5, 0)
     expected = explained_variance(features, e, y, partners=partners)
@@ -78,7 +78,7 @@ def test_a_design_serves_many_draws(partners):
 
 
 @pytest.mark.parametrize(("n_labels", "n_environments"), [(1, 2), (10, 2), (10, 34), (60, 8)])
-def test_noise_averages_out_with_however_few_partners(n_labels, n_environments):
+def test_explained_variance_of_noise_is_unbiased(n_labels, n_environments):
     draws = (effects(256, n_labels, n_environments, 0.0, seed) for seed in range(200))
     found = [of_design(features, BatchDesign(e, y)) for features, e, y in draws]
     for partners in get_args(Partners):
@@ -91,7 +91,7 @@ def test_noise_averages_out_with_however_few_partners(n_labels, n_environments):
     ("n", "n_labels", "n_environments", "n_features"),
     [(128, 10, 2, 8), (512, 10, 2, 64), (512, 64, 34, 64), (256, 1, 2, 300), (300, 20, 5, 8)],
 )
-def test_the_error_is_the_scatter_over_environments_drawn_anew(n, n_labels, n_environments, n_features):
+def test_explained_variance_error_equals_sd_over_random_environments(n, n_labels, n_environments, n_features):
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(n_labels, (n,), generator=generator)
     e = torch.randint(n_environments, (n,), generator=generator)
@@ -110,7 +110,7 @@ def test_the_error_is_the_scatter_over_environments_drawn_anew(n, n_labels, n_en
         torch.testing.assert_close(one.error, scatter, rtol=0.2, atol=0)
 
 
-def test_in_standard_errors_the_unit_is_the_same_for_every_design():
+def test_invariance_statistic_of_noise_has_same_scale_in_every_design():
     scatter = []
     for n, n_labels, n_environments in ((64, 4, 2), (256, 10, 2), (256, 30, 34)):
         draws = [effects(n, n_labels, n_environments, 0.0, seed) for seed in range(150)]
@@ -120,7 +120,7 @@ def test_in_standard_errors_the_unit_is_the_same_for_every_design():
     assert all(0.5 < sd < 1.0 for sd in scatter), scatter
 
 
-def test_is_the_share_of_the_variance():
+def test_explained_variance_share_equals_simulated_share():
     features, e, y = effects(8000, 4, 5, 0.5, 0)
     groups = [[features[(y == label) & (e == place)].mean(0) for place in range(5)] for label in range(4)]
     between = torch.stack([torch.stack(row).var(0, correction=0) for row in groups]).mean(0)
@@ -129,13 +129,13 @@ def test_is_the_share_of_the_variance():
     torch.testing.assert_close(explained_variance(features, e, y).share, expected, rtol=0.05, atol=0)
 
 
-def test_with_one_label_both_circles_are_one():
+def test_explained_variance_single_label_within_equals_across():
     features, e, y = effects(60, 1, 4, 0.5, 0)
     within, across = (explained_variance(features, e, y, partners=p) for p in ("within", "across"))
     torch.testing.assert_close(tuple(within), tuple(across))
 
 
-def test_across_labels_are_many_more_partners_for_what_all_labels_have_in_common():
+def test_explained_variance_common_effect_has_smaller_error_across_labels():
     generator = torch.Generator().manual_seed(0)
     y, e = (torch.randint(n, (512,), generator=generator) for n in (56, 34))
     means, common = (torch.randn(n, 8, generator=generator) for n in (56, 34))
@@ -146,7 +146,7 @@ def test_across_labels_are_many_more_partners_for_what_all_labels_have_in_common
 
 @both
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 1e3])
-def test_a_smaller_embedding_is_no_less_of_a_share(scale, partners):
+def test_explained_variance_scaled_features_gives_same_share(scale, partners):
     features, e, y = effects(200, 5, 3, 0.5, 0)
     expected = explained_variance(features, e, y, partners=partners)
     one = features.clone()
@@ -156,7 +156,7 @@ def test_a_smaller_embedding_is_no_less_of_a_share(scale, partners):
         torch.testing.assert_close(tuple(ours), tuple(expected), rtol=1e-3, atol=1e-5)
 
 
-def test_shrinking_is_not_rewarded():
+def test_explained_variance_has_no_gradient_along_scale():
     features, e, y = effects(200, 5, 3, 0.5, 0)
     scale = torch.ones((), requires_grad=True)
     explained_variance(features * scale, e, y).share.backward()
@@ -164,7 +164,7 @@ def test_shrinking_is_not_rewarded():
     assert abs(scale.grad) < 1e-6
 
 
-def test_sees_what_means_the_opposite_in_each_environment():
+def test_explained_variance_within_detects_opposite_effects():
     y, e = torch.arange(400) % 10, torch.arange(400) // 10 % 2
     shade = torch.where(e == 0, y, 9 - y).float()[:, None]  # the same distribution in both, and the same mean
     assert explained_variance(shade, e, y).share > 0.9
@@ -183,7 +183,7 @@ def test_sees_what_means_the_opposite_in_each_environment():
     ],
     ids=["one environment", "no partner", "no partner of the label", "environment and label are one"],
 )
-def test_nothing_to_compare_costs_nothing(y, e):
+def test_invariance_statistic_no_pairs_is_zero(y, e):
     features = torch.randn(4, 3).requires_grad_()
     value = invariance_statistic([features, features], torch.tensor(e), torch.tensor(y))
     value.backward()
@@ -192,7 +192,7 @@ def test_nothing_to_compare_costs_nothing(y, e):
     assert torch.isfinite(features.grad).all()
 
 
-def test_partners_that_do_not_exist_are_left_out():
+def test_invariance_statistic_without_pairs_within_labels_uses_pairs_across():
     """A compound has one well on each plate: none has a partner of its own label and plate."""
     y, e = torch.arange(60) % 20, torch.arange(60) // 20
     features = torch.randn(60, 8, generator=torch.manual_seed(0)) + 2 * e[:, None]
@@ -215,7 +215,7 @@ def arrayed(edge: float, plate_effect: float, seed: int = 0) -> tuple[torch.Tens
     return features, plate, place, compound
 
 
-def test_positions_are_pooled_over_plates_and_plates_over_positions():
+def test_invariance_statistic_plates_and_positions_are_averaged():
     """A cross of the two holds one compound, once: nothing can be told of it."""
     features, plate, place, y = arrayed(edge=1.0, plate_effect=0.5)
     each = [float(invariance_statistic([features], e, y)) for e in (plate, place, 96 * plate + place)]
@@ -225,7 +225,7 @@ def test_positions_are_pooled_over_plates_and_plates_over_positions():
     assert 10 < freedom[0] <= 11 and 60 < freedom[1] <= 95
 
 
-def test_where_compounds_keep_their_positions_controls_tell_of_these():
+def test_explained_variance_fixed_positions_are_compared_by_controls():
     features, _, place, _ = arrayed(edge=1.0, plate_effect=0.0)
     y = place.clamp(max=80)  # the last, on sixteen positions, is that of the controls
     controls = y == 80
@@ -235,7 +235,7 @@ def test_where_compounds_keep_their_positions_controls_tell_of_these():
     assert 10 < of_all <= 15
 
 
-def test_where_nothing_is_done_each_scatters_as_it_says():
+def test_explained_variance_of_noise_on_plates_varies_by_its_error():
     found = []
     for seed in range(60):
         features, *environments, y = arrayed(0.0, 0.0, seed)
@@ -247,7 +247,7 @@ def test_where_nothing_is_done_each_scatters_as_it_says():
 
 
 @given(batch=batches())
-def test_one_environment_in_a_sequence_is_that_one_bit_for_bit(batch):
+def test_invariance_statistic_sequence_of_one_environment_equals_environment(batch):
     features, e, y = batch
     values, gradients = [], []
     for given_as in (e, [e]):
@@ -260,7 +260,7 @@ def test_one_environment_in_a_sequence_is_that_one_bit_for_bit(batch):
 
 
 @given(batch=batches(), others=codes(14, 2))
-def test_several_are_the_mean_of_those_that_can_be_told(batch, others):
+def test_invariance_statistic_several_environments_is_mean_of_resolvable(batch, others):
     features, e, y = batch
     columns = [e, torch.tensor(others)[: len(e)], torch.arange(len(e))]  # of the last, nothing can be
     each = [invariance_statistic([features], column, y) for column in columns]
@@ -273,20 +273,20 @@ def test_several_are_the_mean_of_those_that_can_be_told(batch, others):
 
 @both
 @given(batch=batches())
-def test_degrees_of_freedom_are_the_squared_norm_of_the_form(batch, partners):
+def test_explained_variance_freedom_equals_squared_norm_of_form(batch, partners):
     features, e, y = batch
     found = explained_variance(features, e, y, partners=partners).freedom
     torch.testing.assert_close(found, naive._form(e, y, partners).square().sum(), atol=1e-6, rtol=1e-6)
 
 
-def test_a_feature_that_never_changes_is_no_division_by_zero():
+def test_explained_variance_constant_feature_is_finite():
     features = torch.cat([torch.randn(20, 2), torch.full((20, 1), 7.0)], 1).requires_grad_()
     invariance_statistic([features], torch.arange(20) % 2, torch.arange(20) % 3).backward()
     assert features.grad is not None
     assert torch.isfinite(features.grad).all()
 
 
-def test_what_rounding_leaves_beside_others_has_a_gradient():
+def test_invariance_statistic_feature_of_rounding_errors_has_finite_gradient():
     """One direction of a whitened table was rounding of 1e-19, whose gradient was no number."""
     features = torch.randn(20, 3) * torch.tensor([1.0, 0.1, 1e-19])
     features.requires_grad_()
@@ -296,14 +296,14 @@ def test_what_rounding_leaves_beside_others_has_a_gradient():
 
 
 @pytest.mark.parametrize("e", [[0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2]], ids=["told", "environment and label are one"])
-def test_what_is_not_a_number_is_not_invariant(e):
+def test_invariance_statistic_nan_features_give_nan(e):
     features = torch.randn(6, 3)
     features[1] = torch.nan
     y = torch.tensor([0, 0, 1, 1, 2, 2])
     assert torch.isnan(invariance_statistic([features], torch.tensor(e), y))
 
 
-def test_designs_that_tell_nothing_do_so_under_autocast():
+def test_explained_variance_confounded_design_under_autocast_is_zero():
     """Rounded to bfloat16, terms that cancel left a variance below zero."""
     features, e, y = torch.randn(4, 8), torch.tensor([0, 1, 1, 1]), torch.tensor([2, 3, 0, 2])
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -311,14 +311,14 @@ def test_designs_that_tell_nothing_do_so_under_autocast():
     assert abs(share) < 1e-6 and error == 0 == freedom
 
 
-def test_half_precision_is_computed_in_float32():
+def test_explained_variance_half_precision_is_computed_in_float32():
     features, e, y = effects(64, 3, 2, 0.5, 0)
     half, full = (explained_variance(f, e, y) for f in (features.bfloat16(), features.bfloat16().float()))
     assert half.share.dtype == half.error.dtype == torch.float32
     torch.testing.assert_close(tuple(half), tuple(full))
 
 
-def test_gradients_are_those_of_the_formula():
+def test_explained_variance_gradients_equal_finite_differences():
     features, e, y = effects(10, 2, 2, 0.5, 0)
     for partners in get_args(Partners):
         assert torch.autograd.gradcheck(
@@ -326,7 +326,7 @@ def test_gradients_are_those_of_the_formula():
         )
 
 
-def test_bad_input_gets_a_sentence():
+def test_explained_variance_invalid_arguments_raise():
     codes: Any = torch.zeros(4, dtype=torch.long)
     with pytest.raises(ValueError, match=r"features must be \(B, D\) for 4 environments and labels, got \(4,\)"):
         explained_variance(torch.zeros(4), codes, codes)
@@ -350,7 +350,7 @@ def dependent(kind: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarr
 
 @pytest.mark.parametrize("spread", [1.0, 10.0], ids=["alike labels", "one label of ten times the spread"])
 @pytest.mark.parametrize("kind", ["0", "0.5", "0.8", "0.9", "0.97", "only controls on all plates"])
-def test_the_unit_is_a_standard_error_however_much_labels_and_environments_depend(kind, spread):
+def test_explained_variance_confounded_design_varies_by_its_error(kind, spread):
     """It was a twentieth of one where the design was confounded, and three where one label scattered more."""
     rng = np.random.default_rng(0)
     found = []
@@ -374,7 +374,7 @@ def drawn(n: int, n_y: int, n_e: int, seed: int) -> tuple[torch.Tensor, torch.Te
 
 @pytest.mark.parametrize("partners", ["within", "across"])
 @pytest.mark.parametrize(("n", "n_y", "n_e"), [(60, 4, 2), (48, 12, 5), (80, 3, 20), (40, 30, 4)])
-def test_gain_is_what_columns_of_the_environment_add(n, n_y, n_e, partners):
+def test_pairing_gain_equals_value_for_environment_columns(n, n_y, n_e, partners):
     y, e = drawn(n, n_y, n_e, 0)
     found = BatchDesign(e, y).pairings[0][partners].gain
     torch.testing.assert_close(found.double(), naive.gain(e, y, partners), rtol=1e-5, atol=1e-4)
@@ -392,7 +392,7 @@ def simulated(n: int, n_y: int, n_e: int, main: float, interaction: float, seed:
 
 @pytest.mark.parametrize("n", [256, 2048])
 @pytest.mark.parametrize(("main", "interaction"), [(0.3, 0.0), (0.0, 0.3), (0.2, 0.2)])
-def test_interaction_is_told_from_what_happens_to_all_labels(n, main, interaction):
+def test_environment_effects_interaction_equals_simulated_interaction(n, main, interaction):
     """With the same size in batches of any."""
     batches = [simulated(n, 8, 4, main, interaction, seed) for seed in range(8)]
     found = torch.stack([environment_effects([f], e, y).interaction for f, e, y in batches]).mean()
@@ -400,12 +400,12 @@ def test_interaction_is_told_from_what_happens_to_all_labels(n, main, interactio
     assert float(found) == pytest.approx(0.75 * interaction, abs=0.05 if interaction else 0.02)
 
 
-def test_chance_is_no_interaction():
+def test_environment_effects_interaction_of_noise_is_zero():
     blind = [environment_effects([f], e, y) for f, e, y in (simulated(512, 40, 8, 0, 0, s) for s in range(40))]
     assert float(torch.stack([x.interaction for x in blind]).mean()) < 0.01
 
 
-def test_of_several_representations_and_environments():
+def test_environment_effects_interaction_is_maximum():
     f, e, y = simulated(512, 8, 4, 0.1, 0.3, 0)
     other = torch.randint(3, (512,))
     noise = torch.randn(512, 8)
@@ -415,14 +415,14 @@ def test_of_several_representations_and_environments():
     torch.testing.assert_close(both.statistic, invariance_statistic([f, noise], [e, other], y))
 
 
-def test_gradients_flow_through_the_statistic_alone():
+def test_environment_effects_only_statistic_has_gradient():
     f, e, y = simulated(64, 4, 2, 0.1, 0.3, 0)
     found = environment_effects([f.requires_grad_()], e, y)
     assert found.statistic.requires_grad
     assert not found.interaction.requires_grad and not found.embedding_statistic.requires_grad
 
 
-def test_nothing_is_told_where_nothing_can_be():
+def test_environment_effects_no_pairs_are_zero():
     e = torch.arange(8).repeat_interleave(4)
     of_labels = environment_effects([torch.randn(32, 4)], e, e)  # each label its own environment
     of_one_point = environment_effects([torch.ones(32, 4)], e % 2, torch.arange(32) % 3)
@@ -430,7 +430,7 @@ def test_nothing_is_told_where_nothing_can_be():
         assert [float(x) for x in found] == [0, 0, 0]
 
 
-def test_environments_that_are_floating_point_are_refused():
+def test_explained_variance_floating_point_environments_raise():
     features, y = torch.randn(4, 2), torch.tensor([0, 0, 1, 1])
     with pytest.raises(ValueError, match=r"environments are torch.float32: .*levels"):
         invariance_statistic([features], y.float(), y)

@@ -25,14 +25,14 @@ from scbd.nn._image_preprocessing import random_orientation
         ("uint8", "arcsinh", np.arcsinh),
     ],
 )
-def test_intensity(dtype, intensity, expected):
+def test_preprocess_intensity_transforms_values(dtype, intensity, expected):
     images = np.random.default_rng(0).integers(0, 200, (3, 2, 5, 5)).astype(dtype)
     ours = Preprocess((2, 5, 5), dtype, intensity=intensity, standardize=False)(torch.from_numpy(images))
     assert ours.dtype == torch.float32
     np.testing.assert_allclose(ours.numpy(), expected(images.astype(np.float64)), rtol=1e-6)
 
 
-def test_intensities_undo_the_standardisation():
+def test_preprocess_intensities_undo_standardisation():
     images = torch.randint(0, 256, (5, 2, 8, 8), dtype=torch.uint8)
     preprocess = Preprocess((2, 8, 8), "uint8")
     preprocess.fit([images])
@@ -40,7 +40,7 @@ def test_intensities_undo_the_standardisation():
 
 
 @pytest.mark.parametrize("standardize", [True, False])
-def test_intensities_are_scaled_again_and_left_as_they_are(standardize):
+def test_preprocess_scaled_undoes_intensities_on_a_copy(standardize):
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 200, (9, 2, 5, 5)).astype("uint8"))
     ours = Preprocess((2, 5, 5), "uint8", standardize=standardize)
     ours.fit([images])
@@ -50,7 +50,7 @@ def test_intensities_are_scaled_again_and_left_as_they_are(standardize):
     assert torch.equal(intensities, before)
 
 
-def test_statistics_are_those_of_all_pixels_and_are_saved():
+def test_preprocess_fit_stores_moments_of_all_pixels():
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 5000, (30, 3, 8, 8)).astype("uint16"))
     ours = Preprocess((3, 8, 8), "uint16")
     assert not ours.fitted
@@ -65,7 +65,7 @@ def test_statistics_are_those_of_all_pixels_and_are_saved():
 
 
 @pytest.mark.parametrize("standardize", [True, False])
-def test_large_batches_are_looked_up_and_equal_to_the_bit(standardize):
+def test_preprocess_table_gives_identical_images(standardize):
     """Whole batches come from a table of all values; a single image does not."""
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 2**16, (70, 3, 32, 32)).astype("uint16"))
     ours = Preprocess((3, 32, 32), "uint16", standardize=standardize).eval()
@@ -82,7 +82,7 @@ def test_large_batches_are_looked_up_and_equal_to_the_bit(standardize):
     assert "table" not in " ".join(ours.state_dict())
 
 
-def test_an_empty_channel_stays_at_zero():
+def test_preprocess_empty_channel_stays_zero():
     images = torch.zeros(4, 2, 6, 6, dtype=torch.uint8)
     images[:, 0] = torch.arange(36).view(6, 6)
     ours = Preprocess((2, 6, 6), "uint8")
@@ -91,7 +91,7 @@ def test_an_empty_channel_stays_at_zero():
     assert ours(images)[:, 0].std() > 0.5
 
 
-def test_a_channel_of_one_value_is_not_divided_by_rounding():
+def test_preprocess_constant_channel_is_not_divided_by_rounding():
     """Its variance is a difference of equal numbers, and not always exactly zero."""
     values = 0.5 + torch.rand(60, generator=torch.Generator().manual_seed(0)).view(1, 60, 1, 1)
     ours = Preprocess((60, 37, 37), "float32")
@@ -100,7 +100,7 @@ def test_a_channel_of_one_value_is_not_divided_by_rounding():
 
 
 @pytest.mark.parametrize("unit", [1e-12, 1e-8, 1.0, 1e4])
-def test_the_unit_of_an_image_does_not_matter(unit):
+def test_preprocess_unit_of_images_has_no_effect(unit):
     """What is a channel of one value is told by its own size."""
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(8, 3, 5, 5, generator=generator)
@@ -114,7 +114,7 @@ def test_the_unit_of_an_image_does_not_matter(unit):
     assert plain(images)[:, 0].std() > 0.9
 
 
-def test_resizing_keeps_flat_images_flat_and_means():
+def test_preprocess_resizing_keeps_constant_images_and_means():
     images = torch.full((2, 1, 100, 80), 51, dtype=torch.uint8)
     ours = Preprocess((1, 100, 80), "uint8", image_size=(40, 32), standardize=False)
     torch.testing.assert_close(ours(images), torch.full((2, 1, 40, 32), 0.2))
@@ -123,7 +123,7 @@ def test_resizing_keeps_flat_images_flat_and_means():
     assert float(small.mean()) == pytest.approx(float(ramp.float().mean()) / 255, abs=2e-3)
 
 
-def test_augmentation_only_in_training_and_reproducibly():
+def test_preprocess_augments_only_in_training_and_reproducibly():
     ours = Preprocess((1, 4, 4), "uint8", standardize=False, augment=True)
     images = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4).repeat(64, 1, 1, 1)
     turned = [ours(images, torch.Generator().manual_seed(3)) for _ in range(2)]
@@ -133,7 +133,7 @@ def test_augmentation_only_in_training_and_reproducibly():
 
 
 @pytest.mark.parametrize(("shape", "n_orientations"), [((4, 4), 8), ((4, 6), 4)])
-def test_all_orientations_occur_and_no_other(shape, n_orientations):
+def test_random_orientation_draws_all_orientations(shape, n_orientations):
     image = torch.arange(shape[0] * shape[1]).float().view(1, 1, *shape)
     found = {
         tuple(x.flatten().tolist())
@@ -146,7 +146,7 @@ def test_all_orientations_occur_and_no_other(shape, n_orientations):
         assert found == dihedral
 
 
-def test_bad_input_gets_a_sentence():
+def test_preprocess_invalid_input_raises():
     with pytest.raises(ValueError, match="intensity='log' is not known: use 'auto', 'scale', 'arcsinh', 'none'"):
         Preprocess((1, 4, 4), "uint8", intensity="log")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="image_size must be a positive number"):
@@ -169,7 +169,7 @@ def batches(features: np.ndarray) -> list[torch.Tensor]:
     return [torch.from_numpy(part) for part in np.array_split(features, 7)]
 
 
-def test_scale_is_that_of_median_and_mad():
+def test_feature_scaling_uses_median_and_mad():
     features = table()
     scaling = FeatureScaling(4, clip=None)
     assert not scaling.fitted
@@ -180,7 +180,7 @@ def test_scale_is_that_of_median_and_mad():
     np.testing.assert_allclose(scaling(torch.from_numpy(features)).numpy(), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_scale_is_that_of_controls_where_they_are_enough():
+def test_feature_scaling_enough_controls_are_the_reference():
     features, controls = table(), np.arange(300) < 20
     features[~controls] *= 3
     scaling = FeatureScaling(4, clip=None)
@@ -191,7 +191,7 @@ def test_scale_is_that_of_controls_where_they_are_enough():
     np.testing.assert_allclose(few.mean.numpy(), np.median(features, axis=0), rtol=1e-6)
 
 
-def test_outliers_are_clipped_and_constants_zero():
+def test_feature_scaling_clips_outliers_and_sets_constants_to_zero():
     features = table()
     features[0, 0], features[:, 1] = 1e6, 7
     features[:, 2] = 0
@@ -208,7 +208,7 @@ def test_outliers_are_clipped_and_constants_zero():
     assert (back[:, 1] == 7).all()
 
 
-def test_rounding_is_no_variation():
+def test_feature_scaling_rounding_does_not_count_as_variation():
     features = table()
     features[:, 1] = np.float32(0.7) * (1 + 1e-7 * (np.arange(300) % 3))
     scaling = FeatureScaling(4)
@@ -217,14 +217,14 @@ def test_rounding_is_no_variation():
     assert all(value.isfinite().all() for value in scaling.state_dict().values())
 
 
-def test_features_that_are_far_larger_than_they_vary_are_refused():
+def test_feature_scaling_features_without_resolvable_variation_raise():
     """In 32 bits nothing is left of them, and all cells would be one point."""
     with pytest.raises(ValueError, match="No feature varies among training cells by more than 32 bits can tell"):
         FeatureScaling(4).fit(batches((table() + 1e12).astype(np.float32)))
 
 
 @pytest.mark.parametrize("n_far", [0, 1, 3])
-def test_some_that_are_far_larger_than_they_vary_are_not_left_out_without_a_word(n_far, caplog):
+def test_feature_scaling_some_features_without_resolvable_variation_are_logged(n_far, caplog):
     features = torch.from_numpy(table()).double()
     features[:, :n_far] += 1e10
     scaling = FeatureScaling(4)
@@ -235,7 +235,7 @@ def test_some_that_are_far_larger_than_they_vary_are_not_left_out_without_a_word
     assert (said in caplog.text and f"and {are} excluded" in caplog.text) == bool(caplog.text) == (n_far > 0)
 
 
-def test_what_controls_do_not_vary_in_is_scaled_by_all(caplog):
+def test_feature_scaling_feature_constant_among_controls_is_scaled_by_all_cells(caplog):
     features, controls = table(), np.arange(300) < 20
     features[controls, 2] = 5
     scaling = FeatureScaling(4, clip=None)
@@ -248,21 +248,21 @@ def test_what_controls_do_not_vary_in_is_scaled_by_all(caplog):
     assert "3 of them are controls, and scaling by controls takes 16" in caplog.text
 
 
-def test_an_infinite_value_is_no_outlier():
+def test_feature_scaling_infinite_value_becomes_nan():
     scaling = FeatureScaling(4)
     scaling.fit(batches(table()))
     scaled = scaling(torch.tensor([[np.inf, -np.inf, 0.0, 1e9]]))
     assert scaled[0, :2].isnan().all() and scaled[0, 3] == 20
 
 
-def test_left_as_they_are():
+def test_feature_scaling_without_standardize_returns_raw_features():
     scaling = FeatureScaling(4, standardize=False)
     features = torch.from_numpy(table()).double()
     assert scaling.fitted and torch.equal(scaling(features), features.float())
     assert torch.equal(scaling.intensities(features), features)
 
 
-def test_bad_input_is_said():
+def test_feature_scaling_invalid_input_raises():
     for clip in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="clip="):
             FeatureScaling(4, clip=clip)
@@ -295,7 +295,7 @@ def mapped(transform: InputTransform, features: np.ndarray) -> np.ndarray:
     return transform(torch.from_numpy(features)).numpy()
 
 
-def test_there_are_no_more_discriminants_than_labels_less_one():
+def test_input_transform_lda_has_at_most_labels_minus_one_directions():
     """Beyond, directions are of noise, and would be as long as those of labels."""
     features, labels = labelled(n_labels=4, f=8)
     transform = InputTransform(8, "lda")
@@ -304,7 +304,7 @@ def test_there_are_no_more_discriminants_than_labels_less_one():
 
 
 @pytest.mark.parametrize("kind", ["lda", "plda"])
-def test_labels_that_differ_in_nothing_leave_directions_to_cells(kind):
+def test_input_transform_equal_label_means_is_within(kind):
     """Plates that were standardised one by one have one mean: nothing but rounding, which is no direction."""
     features, labels = labelled(n_labels=4, f=8)
     means = np.stack([features[labels == u].mean(0) for u in range(4)])
@@ -316,7 +316,7 @@ def test_labels_that_differ_in_nothing_leave_directions_to_cells(kind):
     np.testing.assert_allclose(np.linalg.norm(one, axis=1), np.linalg.norm(other, axis=1), rtol=1e-4)
 
 
-def test_what_has_no_inverse_is_said_to():
+def test_input_transform_singular_covariance_raises():
     features, labels = labelled(f=8)
     features[:, 5] = 0
     for kind in ("within", "controls", "plda"):
@@ -326,7 +326,7 @@ def test_what_has_no_inverse_is_said_to():
 
 
 @given(seed=st.integers(0, 100), f=st.integers(3, 9))
-def test_within_makes_variation_within_labels_white(seed, f):
+def test_input_transform_within_whitens_variation_within_labels(seed, f):
     features, labels = labelled(f=f, seed=seed)
     transform = InputTransform(f, "within", regularization=0)
     transform.fit(features, labels)
@@ -335,7 +335,7 @@ def test_within_makes_variation_within_labels_white(seed, f):
     np.testing.assert_allclose(white.mean(0), 0, atol=1e-3)
 
 
-def test_controls_makes_controls_white():
+def test_input_transform_controls_whitens_controls():
     features, labels = labelled()
     controls = labels == 0
     transform = InputTransform(8, "controls", regularization=0)
@@ -345,7 +345,7 @@ def test_controls_makes_controls_white():
     np.testing.assert_allclose(white.mean(0), 0, atol=1e-4)  # centred on controls
 
 
-def test_discriminants_keep_what_labels_differ_in():
+def test_input_transform_discriminants_keep_differences_between_labels():
     features, labels = labelled()
     for kind in ("lda", "plda"):
         transform = InputTransform(8, kind, n_components=2, regularization=0.01)
@@ -355,7 +355,7 @@ def test_discriminants_keep_what_labels_differ_in():
         assert (means.var(0) / naive_within(found, labels).diagonal() > 2).all()
 
 
-def test_weights_of_directions_outlast_the_scaling_of_axes():
+def test_input_transform_plda_weights_survive_scaling_of_axes():
     """As a probe, or scanpy, scales them: where few directions of many tell of labels, these still count for more."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(30), 6)
@@ -373,7 +373,7 @@ def test_weights_of_directions_outlast_the_scaling_of_axes():
     assert apart[1] > 0.9 * apart[0] > 0.3
 
 
-def test_what_positions_of_controls_differ_by_is_taken_out():
+def test_input_transform_positions_of_controls_are_whitened():
     rng = np.random.default_rng(0)
     n_plates, n_positions = 6, 16
     place = rng.normal(size=(n_positions, 1)) * np.array([[4.0, 0, 0, 0, 0, 0]])
@@ -390,7 +390,7 @@ def test_what_positions_of_controls_differ_by_is_taken_out():
     assert sizes[3.0] < 0.5 * sizes[0.0]
 
 
-def test_it_begins_as_the_identity_and_is_saved():
+def test_input_transform_unfitted_is_identity_and_fitted_is_saved():
     features, labels = labelled()
     transform = InputTransform(8, n_components=3)
     np.testing.assert_array_equal(mapped(transform, features), features[:, :3])
@@ -402,7 +402,7 @@ def test_it_begins_as_the_identity_and_is_saved():
     np.testing.assert_array_equal(mapped(other, features), mapped(transform, features))
 
 
-def test_bad_input_of_a_transform_is_said():
+def test_input_transform_invalid_arguments_raise():
     features, labels = labelled()
     with pytest.raises(ValueError, match="whitening='zca' is not known: use 'within', 'controls', 'lda', 'plda'"):
         InputTransform(8, "zca")  # type: ignore[arg-type]
@@ -422,7 +422,7 @@ def test_bad_input_of_a_transform_is_said():
 
 @pytest.mark.parametrize("kind", ["within", "controls", "lda", "plda"])
 @pytest.mark.parametrize("n_components", [4, 30, 45])
-def test_of_few_rows_and_many_features_the_map_is_the_same(monkeypatch, kind, n_components):
+def test_input_transform_few_rows_gives_same_map(monkeypatch, kind, n_components):
     """It is learned among the directions in which rows differ: a wide table took minutes."""
     features, labels = labelled(n_labels=9, n=4, f=100)
     known = {"controls": labels < 3, "positions": np.tile(np.arange(4), 9)}

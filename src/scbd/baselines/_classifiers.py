@@ -177,14 +177,9 @@ class ClassifierModel(ImageModel):
     def _set_up(self, encoder: str | nn.Module, preprocess: dict[str, Any], **objective: Any) -> None:
         """Make the network from the encoder, the settings of the preprocessing and the settings of the loss."""
         encoder = self._encoder(encoder)
-        settings: dict[str, Any] = {
-            "standardize_by": "auto",
-            "augment": True,
-            "whitening": "auto",
-            "whitening_kwargs": None,
-            "norm": "batch",
-        } | preprocess
-        whitening, how, norm = (settings.pop(name) for name in ("whitening", "whitening_kwargs", "norm"))
+        settings: dict[str, Any] = {"standardize_by": "auto", "augment": True} | preprocess
+        whitening, how = settings.pop("whitening", "auto"), settings.pop("whitening_kwargs", None)
+        norm = settings.pop("norm", "batch")
         self.module = self._module(
             self._make_preprocess(**settings),
             encoder=encoder,
@@ -274,7 +269,23 @@ class CORALModule(PenaltyModule):
         return torch.stack(apart).mean() if apart else batch.features.new_zeros(())
 
 
-class CORALModel(ClassifierModel):
+class PenaltyModel(ClassifierModel):
+    """Base class of the classifiers whose constructor has the weight of a penalty as its only further argument."""
+
+    def __init__(
+        self,
+        adata: AnnData | None = None,
+        encoder: str | nn.Module = "auto",
+        penalty: float = 1.0,
+        registry: dict[str, Any] | None = None,
+        **preprocess: Any,
+    ) -> None:
+        super().__init__(adata, registry)
+        self.init_params_ = self._get_init_params(locals())
+        self._set_up(encoder, preprocess, penalty=penalty)
+
+
+class CORALModel(PenaltyModel):
     """Classifier whose features are trained to have similar means and covariances in all environments (Deep CORAL).
 
     Parameters
@@ -300,18 +311,6 @@ class CORALModel(ClassifierModel):
 
     _module = CORALModule
     traits = replace(ClassifierModel.traits, batches=EnvironmentBalancedBatches)
-
-    def __init__(
-        self,
-        adata: AnnData | None = None,
-        encoder: str | nn.Module = "auto",
-        penalty: float = 1.0,
-        registry: dict[str, Any] | None = None,
-        **preprocess: Any,
-    ) -> None:
-        super().__init__(adata, registry)
-        self.init_params_ = self._get_init_params(locals())
-        self._set_up(encoder, preprocess, penalty=penalty)
 
 
 # number of units in each of the two hidden layers of DANN's discriminator, which predicts the environment
@@ -347,16 +346,10 @@ class DANNModule(PenaltyModule):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        width = self.content.n_features
-        self.discriminator = nn.Sequential(
-            nn.Linear(width, _DISCRIMINATOR_WIDTH),
-            nn.BatchNorm1d(_DISCRIMINATOR_WIDTH),
-            nn.ReLU(),
-            nn.Linear(_DISCRIMINATOR_WIDTH, _DISCRIMINATOR_WIDTH),
-            nn.BatchNorm1d(_DISCRIMINATOR_WIDTH),
-            nn.ReLU(),
-            nn.Linear(_DISCRIMINATOR_WIDTH, self.n_environments),
-        )
+        width, layers = _DISCRIMINATOR_WIDTH, []
+        for n_inputs in (self.content.n_features, width):
+            layers += [nn.Linear(n_inputs, width), nn.BatchNorm1d(width), nn.ReLU()]
+        self.discriminator = nn.Sequential(*layers, nn.Linear(width, self.n_environments))
 
     def objective(self, batch: ClassifierOutputs, ramp: float) -> Losses:
         """Compute the loss of a training batch: the cross-entropy of the perturbation plus that of the environment.
@@ -369,7 +362,7 @@ class DANNModule(PenaltyModule):
         return Losses(error + told, {"cross_entropy": error, "discriminator": told})
 
 
-class DANNModel(ClassifierModel):
+class DANNModel(PenaltyModel):
     """Classifier whose features are trained such that a discriminator cannot predict the environment (DANN).
 
     Parameters
@@ -400,18 +393,6 @@ class DANNModel(ClassifierModel):
 
     _module = DANNModule
     traits = replace(ClassifierModel.traits, batches=EnvironmentBalancedBatches, fixed_labels=(Y_REGISTRY, E_REGISTRY))
-
-    def __init__(
-        self,
-        adata: AnnData | None = None,
-        encoder: str | nn.Module = "auto",
-        penalty: float = 1.0,
-        registry: dict[str, Any] | None = None,
-        **preprocess: Any,
-    ) -> None:
-        super().__init__(adata, registry)
-        self.init_params_ = self._get_init_params(locals())
-        self._set_up(encoder, preprocess, penalty=penalty)
 
 
 class IRMModule(PenaltyModule):
@@ -664,54 +645,41 @@ class FishAdamW(torch.optim.AdamW):
         completes the round, they are set to the updated :math:`\theta`. After an error, the previous values are
         restored.
         """
-        kept = [self._enter(group) for group in self.param_groups]
-        try:
+        settings = self.param_groups[0]  # the settings of the rounds are the same in all groups
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        n_steps_in_rounds = settings["n_steps"] + 1 - settings["pretrain"]
+        if n_steps_in_rounds <= 0:
             yield
-        except BaseException:
-            for group, weights in zip(self.param_groups, kept, strict=True):
-                _set_parameters(group["params"], weights)
-            raise
-        for group, weights in zip(self.param_groups, kept, strict=True):
-            self._leave(group, weights)
-
-    @torch.no_grad()
-    def _enter(self, group: dict[str, Any]) -> list[Tensor]:
-        """Set the parameters to their intermediate values in the round, and return copies of their previous values.
-
-        Before the first round, the parameters do not change, and the returned list is empty.
-        """
-        if group["n_steps"] < group["pretrain"]:
-            return []
-        kept = [p.clone() for p in group["params"]]
-        _set_parameters(group["params"], [self.state[p].get("ahead", p) for p in group["params"]])
-        return kept
-
-    @torch.no_grad()
-    def _leave(self, group: dict[str, Any], kept: list[Tensor]) -> None:
-        """Store the intermediate values of the parameters after a step, and restore their values from before the round.
-
-        The values from before the round are given as ``kept``. At the end of a round, the parameters are instead moved
-        from ``kept`` towards the intermediate values, by the fraction ``meta_lr`` of the difference.
-        """
-        done = group["n_steps"] + 1 - group["pretrain"]
-        group["n_steps"] += 1
-        for p, weights in zip(group["params"], kept, strict=False):
-            if done % group["round"] == 0:
-                self.state[p].pop("ahead", None)
-                p.copy_(torch.lerp(weights, p, group["meta_lr"]))
+        else:
+            before = [p.detach().clone() for p in parameters]
+            _set_parameters(parameters, [self.state[p].get("ahead", p) for p in parameters])
+            try:
+                yield
+            except BaseException:
+                _set_parameters(parameters, before)
+                raise
+            if n_steps_in_rounds % settings["round"] == 0:
+                for p in parameters:
+                    self.state[p].pop("ahead", None)
+                after = [
+                    torch.lerp(old, p.detach(), settings["meta_lr"]) for old, p in zip(before, parameters, strict=True)
+                ]
+                _set_parameters(parameters, after)
             else:
-                # No value may be stored in an empty state of a parameter, because AdamW initialises its running
-                # averages for a parameter only if the state is empty. The state is empty as long as the parameter has
-                # had no gradient.
-                if self.state[p]:
-                    self.state[p]["ahead"] = p.clone()
-                p.copy_(weights)
+                for p in parameters:
+                    # No value may be stored in an empty state of a parameter, because AdamW initialises its running
+                    # averages for a parameter only if the state is empty. The state is empty as long as the parameter
+                    # has had no gradient.
+                    if self.state[p]:
+                        self.state[p]["ahead"] = p.detach().clone()
+                _set_parameters(parameters, before)
+        for group in self.param_groups:
+            group["n_steps"] += 1
 
 
 @torch.no_grad()
 def _set_parameters(parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-    """Copy the tensors in ``weights`` into the parameters; keep the parameters if ``weights`` is empty."""
-    for p, values in zip(parameters, weights, strict=False):
+    for p, values in zip(parameters, weights, strict=True):
         p.copy_(values)
 
 

@@ -370,8 +370,7 @@ class VAEModel(LatentModel):
     ) -> None:
         super().__init__(adata, registry)
         self.init_params_ = self._get_init_params(locals())
-        settings = {"n_latent": n_latent, "n_blocks": 1, "likelihood": likelihood}
-        self._set_up(VAEModule, kl_warmup_steps, preprocess, **settings)
+        self._set_up(VAEModule, kl_warmup_steps, preprocess, n_latent=n_latent, n_blocks=1, likelihood=likelihood)
 
 
 class IVAEModule(LatentModule):
@@ -643,9 +642,8 @@ class MCVAEModel(LatentModel):
         code = perturbations.index(control)
         fixed = (Y_REGISTRY, E_REGISTRY) if n_environment_latent else (Y_REGISTRY,)
         self.traits = replace(self.traits, batch_kwargs={"control": code}, fixed_labels=fixed)
-        settings = {"control": code, "n_latent": n_latent, "likelihood": likelihood}
-        settings["n_environment_latent"] = n_environment_latent
-        self._set_up(MCVAEModule, kl_warmup_steps, preprocess, **settings)
+        settings = {"n_latent": n_latent, "likelihood": likelihood, "n_environment_latent": n_environment_latent}
+        self._set_up(MCVAEModule, kl_warmup_steps, preprocess, control=code, **settings)
 
 
 # approximate side, in pixels, of the last feature map of the image encoder
@@ -680,16 +678,15 @@ def _halvings(image_size: tuple[int, int]) -> int:
     return int(min(3, max(0, math.log2(min(image_size) / _FEATURE_MAP_SIDE))))
 
 
+def _hidden_layers(n_inputs: int) -> list[nn.Module]:
+    """Make the two hidden layers of an encoder or decoder of features."""
+    return [nn.Linear(n_inputs, _HIDDEN_WIDTH), nn.GELU(), nn.Linear(_HIDDEN_WIDTH, _HIDDEN_WIDTH), nn.GELU()]
+
+
 def _build_encoder(input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
     """Build the network that maps images or features to one vector per cell; also return the length of this vector."""
     if len(input_shape) == 1:
-        hidden = [
-            nn.Linear(input_shape[0], _HIDDEN_WIDTH),
-            nn.GELU(),
-            nn.Linear(_HIDDEN_WIDTH, _HIDDEN_WIDTH),
-            nn.GELU(),
-        ]
-        return nn.Sequential(*hidden), _HIDDEN_WIDTH
+        return nn.Sequential(*_hidden_layers(input_shape[0])), _HIDDEN_WIDTH
     channels, height, width = input_shape
     halvings = _halvings((height, width))
     # Strides of the three layers that can halve the sides of an image. If an image is halved fewer than three times,
@@ -778,26 +775,23 @@ def _build_decoder(n_latent: int, input_shape: tuple[int, ...]) -> nn.Sequential
     The sides of decoded images are rounded up to a multiple of the encoder's total stride; the caller crops the images.
     """
     if len(input_shape) == 1:
-        hidden = [nn.Linear(n_latent, _HIDDEN_WIDTH), nn.GELU(), nn.Linear(_HIDDEN_WIDTH, _HIDDEN_WIDTH), nn.GELU()]
-        return nn.Sequential(*hidden, nn.Linear(_HIDDEN_WIDTH, input_shape[0]))
+        return nn.Sequential(*_hidden_layers(n_latent), nn.Linear(_HIDDEN_WIDTH, input_shape[0]))
     channels, height, width = input_shape
     halvings = _halvings((height, width))
     first = tuple(math.ceil(side / 2**halvings) for side in (height, width))
     doubled = [i < halvings for i in range(3)]
-    return nn.Sequential(
+    plan = [(64, 64, doubled[0]), (64, 64, False), (64, 32, doubled[1]), (32, 32, False), (32, channels, doubled[2])]
+    layers: list[nn.Module] = [
         nn.Linear(n_latent, _FEATURE_MAP_CHANNELS * math.prod(first)),
         nn.Unflatten(1, (_FEATURE_MAP_CHANNELS, *first)),
-        nn.GELU(),
-        _upsampling_layer(64, 64, doubled[0]),
-        nn.GELU(),
-        nn.Conv2d(64, 64, 3, padding=1),
-        nn.GELU(),
-        _upsampling_layer(64, 32, doubled[1]),
-        nn.GELU(),
-        nn.Conv2d(32, 32, 3, padding=1),
-        nn.GELU(),
-        _upsampling_layer(32, channels, doubled[2]),
-    )
+    ]
+    for n_in, n_out, is_doubled in plan:
+        layers.append(nn.GELU())
+        if is_doubled:
+            layers.append(nn.ConvTranspose2d(n_in, n_out, 3, stride=2, padding=1, output_padding=1))
+        else:
+            layers.append(nn.Conv2d(n_in, n_out, 3, padding=1))
+    return nn.Sequential(*layers)
 
 
 class LatentDecoder(nn.Module):
@@ -843,9 +837,3 @@ class LatentDecoder(nn.Module):
             error = (inputs - predicted) * (-self.log_scale).exp()
             nats = 0.5 * error.square() + self.log_scale + 0.5 * math.log(2 * math.pi)
         return nats.flatten(1).sum(1)
-
-
-def _upsampling_layer(n_in: int, n_out: int, doubled: bool) -> nn.Module:
-    if doubled:
-        return nn.ConvTranspose2d(n_in, n_out, 3, stride=2, padding=1, output_padding=1)
-    return nn.Conv2d(n_in, n_out, 3, padding=1)

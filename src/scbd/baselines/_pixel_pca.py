@@ -80,26 +80,18 @@ def pixel_pca(
     known = np.flatnonzero(selected_rows("fit", fit, n))
     rows = np.sort(np.random.default_rng(seed).choice(known, min(len(known), _MAX_FIT_CELLS), replace=False))
     sample = _average_blocks(source.read(rows))
-    scale = _channel_deviations(sample) if scale_channels else np.float32(1)
+    scale = np.ones((sample.shape[1], 1), dtype=np.float32)
+    if scale_channels:
+        # the variance of each pixel between cells is averaged over the pixels of a channel
+        sd = np.sqrt(sample.var(0, dtype=np.float64).mean(-1, keepdims=True))
+        scale = np.where(sd > 0, sd, 1).astype(np.float32)
     pca = PCA(min(n_components, sample[0].size, len(sample)), svd_solver="randomized", random_state=seed)
-    pca.fit(_scale_and_flatten(sample, scale))
-    parts = (source.read(slice(start, start + _CELLS_PER_PART)) for start in range(0, n, _CELLS_PER_PART))
-    return np.concatenate([pca.transform(_scale_and_flatten(_average_blocks(part), scale)) for part in parts]).astype(
-        np.float32
-    )
-
-
-def _channel_deviations(images: np.ndarray) -> np.ndarray:
-    """Return the standard deviation of each channel between cells, ``(C, 1)``; 1 for a constant channel.
-
-    The variance of each pixel between cells is averaged over the pixels of a channel, before the square root is taken.
-    """
-    sd = np.sqrt(images.var(0, dtype=np.float64).mean(-1, keepdims=True))
-    return np.where(sd > 0, sd, 1).astype(np.float32)
-
-
-def _scale_and_flatten(images: np.ndarray, scale: np.ndarray | np.float32) -> np.ndarray:
-    return (images / scale).reshape(len(images), -1)
+    pca.fit((sample / scale).reshape(len(sample), -1))
+    embedded = []
+    for start in range(0, n, _CELLS_PER_PART):
+        part = _average_blocks(source.read(slice(start, start + _CELLS_PER_PART))) / scale
+        embedded.append(pca.transform(part.reshape(len(part), -1)))
+    return np.concatenate(embedded).astype(np.float32)
 
 
 def _average_blocks(images: np.ndarray) -> np.ndarray:

@@ -18,8 +18,6 @@ from scbd._shared.linear_maps import (
 from scbd.corrections._tables import log_constant_features, read_environments, reference_scaling
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from numpy.typing import ArrayLike
 
 
@@ -61,6 +59,9 @@ def combat(features: ArrayLike, environments: ArrayLike) -> np.ndarray:
     >>> scbd.corrections.combat(features, adata.obs["well"]).shape == features.shape
     True
     """
+    import scanpy
+    from anndata import AnnData
+
     table, codes = read_environments(features, environments)
     _, means, _ = label_means(table.features, codes)
     sd = np.sqrt(((table.features - means[codes]) ** 2).mean(0))
@@ -70,19 +71,13 @@ def combat(features: ArrayLike, environments: ArrayLike) -> np.ndarray:
         raise ValueError(msg)
     log_constant_features(table, ~varying)
     corrected = np.broadcast_to(column_means(table.features), table.features.shape).astype(np.float32)
-    corrected[:, varying] = _by_scanpy(table.features[:, varying].astype(np.float64), codes)
-    return corrected
-
-
-def _by_scanpy(values: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    import scanpy
-    from anndata import AnnData
-
     obs = pd.DataFrame({"environment": pd.Categorical(codes.astype(str))}, index=np.arange(len(codes)).astype(str))
+    cells = AnnData(table.features[:, varying].astype(np.float64), obs=obs)
     # The convergence test of scanpy may divide by parameter estimates that are 0. Warnings of numpy about divisions by
     # 0 are suppressed.
     with np.errstate(divide="ignore", invalid="ignore"):
-        return scanpy.pp.combat(AnnData(values, obs=obs), key="environment", inplace=False)
+        corrected[:, varying] = scanpy.pp.combat(cells, key="environment", inplace=False)
+    return corrected
 
 
 def harmony(
@@ -127,15 +122,18 @@ def harmony(
     --------
     >>> scbd.corrections.harmony(adata.obsm["X_scbd_c"], adata.obs["well"])  # doctest: +SKIP
     """
-    harmonypy = _harmonypy()
+    try:
+        import harmonypy
+    except ImportError as error:
+        msg = "Harmony needs one more package: pip install harmonypy."
+        raise ImportError(msg) from error
     table, codes = read_environments(features, environments)
     values = table.features
     if n_components is not None:
         check_count("n_components", n_components)
         mean, factor = reference_scaling(table)
-        values = principal_components_map(mean, factor, covariance(values, mean), min(n_components, len(values) - 1))(
-            values
-        )
+        n_kept = min(n_components, len(values) - 1)
+        values = principal_components_map(mean, factor, covariance(values, mean), n_kept)(values)
     values = values.astype(np.float64)
     if len(values) <= values.shape[1]:
         msg = f"Harmony needs more rows than columns, got {values.shape}: give n_components."
@@ -145,12 +143,3 @@ def harmony(
     # harmonypy before version 2 returns the corrected table transposed, with one column per cell
     moved = moved if moved.shape == values.shape else moved.T
     return np.ascontiguousarray(moved, dtype=np.float32)
-
-
-def _harmonypy() -> ModuleType:
-    try:
-        import harmonypy
-    except ImportError as error:
-        msg = "Harmony needs one more package: pip install harmonypy."
-        raise ImportError(msg) from error
-    return harmonypy

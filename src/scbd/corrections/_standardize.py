@@ -6,10 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scbd._shared.linear_maps import (
-    mean_and_inverse_deviation,
-    relative_rounding_error,
-)
+from scbd._shared.linear_maps import mean_and_inverse_deviation, relative_rounding_error
 from scbd.corrections._tables import environment_codes, log_constant_features, read_table
 
 if TYPE_CHECKING:

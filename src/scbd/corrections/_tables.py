@@ -6,6 +6,7 @@ A row of a table is a cell or a well.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,9 +14,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._shared.checks import check_unmasked, inflect, join_first
-from scbd._shared.linear_maps import (
-    mean_and_inverse_deviation,
-)
+from scbd._shared.linear_maps import mean_and_inverse_deviation
 from scbd.metrics._arguments import row_mask
 
 if TYPE_CHECKING:
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 logger = logging.getLogger(__name__)
-
-# number of rows of a feature table that are checked for missing and infinite values at once
-_ROWS_PER_CHECK = 8_192
 
 
 class FitTable(NamedTuple):
@@ -61,10 +57,14 @@ def read_table(features: Any, *, fit: ArrayLike | None = None, controls: ArrayLi
     """
     values, names = _as_float_table(features)
     chosen = selected_rows("fit", fit, len(values))
-    if controls is None:
-        return FitTable(values, _at_least_two(chosen, "fit"), None, names)
-    both = selected_rows("controls", controls, len(values)) & chosen
-    return FitTable(values, chosen, _at_least_two(both, "controls" if fit is None else "controls in fit"), names)
+    chosen_controls, learned, what = None, chosen, "fit"
+    if controls is not None:
+        chosen_controls = learned = selected_rows("controls", controls, len(values)) & chosen
+        what = "controls" if fit is None else "controls in fit"
+    if learned.sum() < 2:
+        msg = f"There are {learned.sum()} of {len(values)} rows to learn from ({what}): at least two are needed."
+        raise ValueError(msg)
+    return FitTable(values, chosen, chosen_controls, names)
 
 
 def selected_rows(name: str, chosen: ArrayLike | None, n: int) -> np.ndarray:
@@ -149,13 +149,6 @@ def read_environments(features: ArrayLike, environments: ArrayLike) -> tuple[Fit
     return table, codes
 
 
-def _at_least_two(mask: np.ndarray, what: str) -> np.ndarray:
-    if mask.sum() < 2:
-        msg = f"There are {mask.sum()} of {len(mask)} rows to learn from ({what}): at least two are needed."
-        raise ValueError(msg)
-    return mask
-
-
 def _as_float_table(features: Any) -> tuple[np.ndarray, Sequence[Any]]:
     """Return features as a floating-point array ``(N, D)``, and the names of the features.
 
@@ -171,7 +164,8 @@ def _as_float_table(features: Any) -> tuple[np.ndarray, Sequence[Any]]:
     values = np.asarray(features)
     # A DataFrame whose columns have different numeric types becomes an array of objects, which is converted to numbers.
     if values.dtype == object:
-        values = _as_float64(values)
+        with suppress(TypeError, ValueError):
+            values = values.astype(np.float64)
     if values.dtype.kind not in "fiub":
         msg = f"features are of type {values.dtype}, not numbers: drop columns of names and labels."
         raise ValueError(msg)
@@ -180,33 +174,16 @@ def _as_float_table(features: Any) -> tuple[np.ndarray, Sequence[Any]]:
         raise ValueError(msg)
     values = values if values.dtype.kind == "f" else values.astype(np.float64)
     names = getattr(features, "columns", range(values.shape[1]))
-    _check_finite_features(values, names)
-    return values, names
-
-
-def _as_float64(values: np.ndarray) -> np.ndarray:
-    try:
-        return values.astype(np.float64)
-    except (TypeError, ValueError):
-        return values
-
-
-def _check_finite_features(values: np.ndarray, names: Any) -> None:
-    """Raise a ``ValueError`` that names the affected rows and features, if values are missing or infinite."""
-    rows = np.zeros(len(values), dtype=bool)
-    columns = np.zeros(values.shape[1], dtype=bool)
-    for start in range(0, len(values), _ROWS_PER_CHECK):
-        wrong = ~np.isfinite(values[start : start + _ROWS_PER_CHECK])
-        rows[start : start + _ROWS_PER_CHECK] = wrong.any(1)
-        columns |= wrong.any(0)
-    if rows.any():
-        which = join_first(names[column] for column in np.flatnonzero(columns))
+    finite = np.isfinite(values)
+    if not finite.all():
+        rows, columns = np.flatnonzero(~finite.all(1)), np.flatnonzero(~finite.all(0))
         msg = (
-            f"features are missing or infinite in {rows.sum()} of {len(rows)} rows (rows "
-            f"{join_first(np.flatnonzero(rows))}) "
-            f"and {columns.sum()} of {len(columns)} features ({which}): drop these, or fill them in before."
+            f"features are missing or infinite in {len(rows)} of {len(values)} rows (rows {join_first(rows)}) and "
+            f"{len(columns)} of {values.shape[1]} features ({join_first(names[column] for column in columns)}): drop "
+            "these, or fill them in before."
         )
         raise ValueError(msg)
+    return values, names
 
 
 def reference_scaling(table: FitTable) -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,7 @@ perturbation.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -155,75 +155,42 @@ def tvn(
         raise ValueError(msg)
     table = read_table(features, fit=fit, controls=controls)
     codes, names = environment_codes(environments, table)
-    typical = _estimate_control_variation(table, codes)
-    n_columns = typical.white.shape[1]
-    corrected = np.empty((len(codes), n_columns), dtype=np.float32)
-    total = np.zeros((n_columns, n_columns))
-    for code in range(len(names)):
-        spread = typical.covariance_of(code)
-        variances, axes = np.linalg.eigh(spread)
-        matrix = typical.white @ (axes / np.sqrt(variances + regularization)) @ axes.T
-        here = codes == code
-        corrected[here] = LinearMap(matrix, -typical.means[code] @ matrix)(table.features[here])
-        total += typical.weight_of(code) * (axes * (variances / (variances + regularization))) @ axes.T
-    variances, axes = np.linalg.eigh(total)
-    return LinearMap((axes / np.sqrt(variances)) @ axes.T, np.zeros(n_columns))(corrected)
-
-
-class _ControlVariation(NamedTuple):
-    """Typical variation, which TVN whitens: the variation of controls around the mean of their environment."""
-
-    means: np.ndarray
-    """Mean feature vector of the controls of each environment, ``(E, D)``."""
-    white: np.ndarray
-    """Matrix ``(D, K)`` that maps features to a whitened space, in which all controls together have unit covariance."""
-    controls: np.ndarray
-    """Controls in the whitened space, ``(n_controls, K)``, centred on the mean of their environment."""
-    codes: np.ndarray
-    """Code of the environment of each control, ``(n_controls,)``."""
-    shrinkage: float
-    """Weight, from 0 to 1, with which covariances of controls are shrunk towards a covariance without correlations."""
-    uncorrelated_variances: np.ndarray
-    """Variances ``(K,)``, in the whitened space, of uncorrelated features with variance 1 before whitening."""
-
-    def covariance_of(self, code: int) -> np.ndarray:
-        """Return the shrunk covariance ``(K, K)`` of the controls of an environment, in the whitened space.
-
-        The mean of the shrunk covariances over environments, weighted by :meth:`weight_of`, is the identity matrix.
-        """
-        own = self.controls[self.codes == code]
-        return (1 - self.shrinkage) * own.T @ own / (len(own) - 1) + np.diag(
-            self.shrinkage * self.uncorrelated_variances
-        )
-
-    def weight_of(self, code: int) -> float:
-        """Return the weight of an environment in averages over environments.
-
-        An environment with n controls has n - 1 degrees of freedom. The weight is the fraction of the degrees of
-        freedom of all environments that belong to this environment.
-        """
-        return ((self.codes == code).sum() - 1) / (len(self.codes) - len(self.means))
-
-
-def _estimate_control_variation(table: FitTable, codes: np.ndarray) -> _ControlVariation:
-    """Estimate the variation of the controls in ``table`` around the mean of their environment."""
-    controls, codes = table.features[table.reference], codes[table.reference]
-    _, means, _ = label_means(controls, codes)
-    centred = controls - means[codes]
+    controls_codes, controls_features = codes[table.reference], table.features[table.reference]
+    _, means, _ = label_means(controls_features, controls_codes)
+    centred = controls_features - means[controls_codes]
     freedom = len(centred) - len(means)
-    factor = inverse_deviations(np.sqrt((centred**2).sum(0) / freedom), controls)
+    factor = inverse_deviations(np.sqrt((centred**2).sum(0) / freedom), controls_features)
     varying = np.flatnonzero(factor)
     if not varying.size:
         msg = "No feature varies among the controls of an environment: there is no typical variation to learn from."
         raise ValueError(msg)
     log_constant_features(table, factor == 0)
+
+    # map of the features to a whitened space, in which all controls together have unit covariance
     centred = centred[:, varying] * factor[varying]
     shrinkage = len(varying) / (len(varying) + freedom)
     pooled = centred.T @ centred / freedom
-    white = whitening_matrix((1 - shrinkage) * pooled + shrinkage * np.eye(len(varying)), 0)
-    matrix = np.zeros((len(factor), len(varying)))
-    matrix[varying] = factor[varying, None] * white
-    return _ControlVariation(means, matrix, centred @ white, codes, shrinkage, (white**2).sum(0))
+    whitening = whitening_matrix((1 - shrinkage) * pooled + shrinkage * np.eye(len(varying)), 0)
+    white = np.zeros((len(factor), len(varying)))
+    white[varying] = factor[varying, None] * whitening
+    centred = centred @ whitening
+    # covariance, in the whitened space, of uncorrelated features with variance 1 before whitening
+    uncorrelated = np.diag(shrinkage * (whitening**2).sum(0))
+
+    corrected = np.empty((len(codes), len(varying)), dtype=np.float32)
+    total = np.zeros((len(varying), len(varying)))
+    for code in range(len(names)):
+        # the mean of the environments' shrunk covariances, weighted by degrees of freedom, is the identity matrix
+        own = centred[controls_codes == code]
+        spread = (1 - shrinkage) * own.T @ own / (len(own) - 1) + uncorrelated
+        variances, axes = np.linalg.eigh(spread)
+        matrix = white @ (axes / np.sqrt(variances + regularization)) @ axes.T
+        here = codes == code
+        corrected[here] = LinearMap(matrix, -means[code] @ matrix)(table.features[here])
+        weight = (len(own) - 1) / freedom
+        total += weight * (axes * (variances / (variances + regularization))) @ axes.T
+    variances, axes = np.linalg.eigh(total)
+    return LinearMap((axes / np.sqrt(variances)) @ axes.T, np.zeros(len(varying)))(corrected)
 
 
 def wccn(

@@ -194,7 +194,7 @@ def supervised_contrastive_loss(
     if reduction == "mean":
         return mean_over(per_anchor, anchors)
     if reduction == "sum":
-        return sum_over(per_anchor, anchors)
+        return (per_anchor if anchors is None else torch.where(anchors, per_anchor, 0.0)).sum()
     msg = f"reduction={reduction!r} is not known: use 'mean' (the published listing) or 'sum' (the paper's formula)."
     raise ValueError(msg)
 
@@ -431,26 +431,15 @@ def validate_embeddings(z: Tensor, temperature: float, labels: Tensor | None = N
     return z.to(torch.promote_types(z.dtype, torch.float32))
 
 
-def sum_over(values: Tensor, anchors: Tensor | None) -> Tensor:
-    """Sum one value per cell, ``(B,)``, over the cells that are anchors, or over all cells if ``anchors`` is `None`.
-
-    ``anchors`` is boolean, ``(B,)``. Selection with ``values[anchors]`` is avoided, because the CPU would wait until
-    the GPU reports the number of anchors.
-    """
-    return values.sum() if anchors is None else torch.where(anchors, values, 0.0).sum()
-
-
 def mean_over(values: Tensor, anchors: Tensor | None) -> Tensor:
     """Average one value per cell, ``(B,)``, over the cells that are anchors, or over all if ``anchors`` is `None`.
 
     ``anchors`` is boolean, ``(B,)``. Without any anchor, the result is 0.
     """
-    return values.mean() if anchors is None else sum_over(values, anchors) / anchors.sum().clamp(min=1)
-
-
-def highest_precision_dtype(device: torch.device) -> torch.dtype:
-    """Return the floating-point dtype of highest precision on a device: float64, or float32 on Apple's GPUs (MPS)."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    if anchors is None:
+        return values.mean()
+    # values[anchors] would make the CPU wait until the GPU reports the number of anchors
+    return torch.where(anchors, values, 0.0).sum() / anchors.sum().clamp(min=1)
 
 
 def total_variance(z: Tensor) -> float:

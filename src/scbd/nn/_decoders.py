@@ -59,22 +59,6 @@ class BlockDecoder(nn.Sequential):
         return maps[..., top : top + height, left : left + width]
 
 
-class FeatureBlockDecoder(nn.Sequential):
-    """Two-layer decoder of one embedding (z_c or z_s), ``(B, D)``, into hidden features ``(B, width / 2)``.
-
-    Parameters
-    ----------
-    n_latent
-        Dimension ``D`` of the embedding.
-    width
-        Number of units of the first layer. The second layer has ``width / 2``.
-    """
-
-    def __init__(self, n_latent: int, width: int) -> None:
-        layers = [nn.Linear(n_latent, width), nn.GELU(), nn.Linear(width, width // 2), nn.GELU()]
-        super().__init__(*layers)
-
-
 def _init_variance_preserving(layer: nn.Module) -> None:
     """Initialise the weights of a layer such that the outputs of the layer have the same variance as its inputs.
 
@@ -138,8 +122,11 @@ class AdditiveDecoder(nn.Module):
             raise ValueError(msg)
         self.n_latents, self.likelihood, self.width = n_latents, likelihood, width
         if len(image_shape) == 1:
-            self.parts = nn.ModuleList(FeatureBlockDecoder(n, width) for n in n_latents)
-            self.pixels: nn.Module = nn.Linear(width // 2, image_shape[0])
+            hidden = width // 2
+            self.parts = nn.ModuleList(
+                nn.Sequential(nn.Linear(n, width), nn.GELU(), nn.Linear(width, hidden), nn.GELU()) for n in n_latents
+            )
+            self.pixels: nn.Module = nn.Linear(hidden, image_shape[0])
         else:
             channels, height, wide = image_shape
             self.parts = nn.ModuleList(BlockDecoder(n, (height, wide), width) for n in n_latents)

@@ -115,9 +115,7 @@ class Encoder(nn.Module):
             Whether the encoder is frozen (True) or trained (False).
         """
         if frozen and not self.frozen:
-            self._trainable_parameters = [
-                parameter for parameter in self.encoder.parameters() if parameter.requires_grad
-            ]
+            self._trainable_parameters = [p for p in self.encoder.parameters() if p.requires_grad]
         for parameter in self._trainable_parameters:
             parameter.requires_grad_(not frozen)
         self.frozen = frozen
@@ -219,9 +217,8 @@ class Block(Encoder):
                 raise ValueError(msg)
             self.projection = nn.Identity()
         else:
-            self.projection = nn.Sequential(
-                nn.Linear(n_features, n_features), nn.GELU(), nn.Linear(n_features, n_latent)
-            )
+            layers = [nn.Linear(n_features, n_features), nn.GELU(), nn.Linear(n_features, n_latent)]
+            self.projection = nn.Sequential(*layers)
         self.n_latent = n_latent
 
     def project(self, r: Tensor) -> Tensor:
@@ -285,9 +282,8 @@ def _probe_encoder(encoder: nn.Module, input_shape: tuple[int, ...]) -> tuple[in
             inputs = torch.linspace(0, 1, 2 * math.prod(input_shape)).view(2, *input_shape)
             features, stages = find_stages(encoder, inputs)
     except (RuntimeError, ValueError, TypeError) as error:
-        what = "features" if len(input_shape) == 1 else "images"
-        of = "" if len(input_shape) == 1 else " (channels, height, width)"
-        msg = f"The encoder does not take {what} of shape {input_shape}{of}: {error}"
+        what, axes = ("features", "") if len(input_shape) == 1 else ("images", " (channels, height, width)")
+        msg = f"The encoder does not take {what} of shape {input_shape}{axes}: {error}"
         raise ValueError(msg) from error
     finally:
         encoder.train(was_training)
@@ -319,27 +315,23 @@ def small_encoder(n_channels: int) -> nn.Module:
     layers: list[nn.Module] = []
     width_in = n_channels
     for width in (32, 64, 128, 256):
-        layers += [
-            nn.Conv2d(width_in, width, 3, stride=2, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.GELU(),
-        ]
+        convolution = nn.Conv2d(width_in, width, 3, stride=2, padding=1, bias=False)
+        layers += [convolution, nn.BatchNorm2d(width), nn.GELU()]
         width_in = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-def resnet18(n_channels: int) -> nn.Module:
-    """Build a ResNet-18 that returns 512 features; its first layers (7 x 7, stride 2, max-pool) are torchvision's."""
-    from monai.networks.nets.resnet import resnet18 as build
+def _resnet(name: str, n_channels: int) -> nn.Module:
+    """Build a ResNet; its first layers (7 x 7, stride 2, max-pool) are torchvision's.
 
-    return build(**_RESNET, n_input_channels=n_channels)
+    ``"resnet18"`` returns 512 features, ``"resnet50"`` returns 2,048.
+    """
+    from monai.networks.nets import resnet
 
-
-def resnet50(n_channels: int) -> nn.Module:
-    """Build a ResNet-50 that returns 2,048 features; its first layers (7 x 7, stride 2, max-pool) are torchvision's."""
-    from monai.networks.nets.resnet import resnet50 as build
-
-    return build(**_RESNET, n_input_channels=n_channels)
+    # with these arguments, MONAI's ResNets have the same outputs, and the same names of weights in the state dict, as
+    # torchvision's ResNets
+    how = {"conv1_t_stride": 2, "bias_downsample": False, "feed_forward": False}
+    return getattr(resnet, name)(spatial_dims=2, n_input_channels=n_channels, **how)
 
 
 def densenet121(n_channels: int) -> nn.Module:
@@ -350,14 +342,10 @@ def densenet121(n_channels: int) -> nn.Module:
     return nn.Sequential(features, nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-# arguments with which MONAI's ResNets have the same outputs, and the same names of weights in the state dict, as
-# torchvision's ResNets
-_RESNET: dict[str, Any] = {"spatial_dims": 2, "conv1_t_stride": 2, "bias_downsample": False, "feed_forward": False}
-
 ENCODERS: dict[str, Callable[[int], nn.Module]] = {
     "small": small_encoder,
-    "resnet18": resnet18,
-    "resnet50": resnet50,
+    "resnet18": partial(_resnet, "resnet18"),
+    "resnet50": partial(_resnet, "resnet50"),
     "densenet121": densenet121,
 }
 
@@ -495,7 +483,18 @@ class SmallMapConv2d(nn.Conv2d):
         The result is `None` if ``convolution`` is not a convolution, or if this class does not support it: only
         ungrouped, undilated convolutions with zero padding smaller than the kernel are supported.
         """
-        if type(convolution) is not nn.Conv2d or not _is_supported(convolution):
+        if type(convolution) is not nn.Conv2d:
+            return None
+        is_supported = (
+            convolution.groups == 1
+            and convolution.dilation == (1, 1)
+            and convolution.padding_mode == "zeros"
+            and not isinstance(convolution.padding, str)
+            and any(convolution.padding)
+            # if padding is as wide as the kernel, some output pixels depend on padding only
+            and all(p < k for p, k in zip(convolution.padding, convolution.kernel_size, strict=True))
+        )
+        if not is_supported:
             return None
         # on the meta device, no initial weights are drawn; they would be discarded, since the weights of the original
         # convolution are used
@@ -513,7 +512,10 @@ class SmallMapConv2d(nn.Conv2d):
 
     def forward(self, images: Tensor) -> Tensor:
         """Convolve a batch of images or feature maps, ``(B, C, H, W)``."""
-        height, width = (self._output_size(images.shape[axis], axis - 2) for axis in (2, 3))
+        height, width = (
+            (size + 2 * int(self.padding[axis]) - self.kernel_size[axis]) // self.stride[axis] + 1
+            for axis, size in enumerate(images.shape[2:])
+        )
         if images.device.type != "cpu" or not 1 <= height * width <= _MAX_SMALL_MAP_PIXELS:
             return super().forward(images)
         rows = [self._touching(pixel, images.shape[2], 0) for pixel in range(height)]
@@ -526,9 +528,6 @@ class SmallMapConv2d(nn.Conv2d):
         ]
         return torch.stack(outputs, 1).unflatten(1, (height, width)).permute(0, 3, 1, 2)
 
-    def _output_size(self, size: int, axis: int) -> int:
-        return (size + 2 * int(self.padding[axis]) - self.kernel_size[axis]) // self.stride[axis] + 1
-
     def _touching(self, pixel: int, size: int, axis: int) -> tuple[slice, slice]:
         """Return two slices along one axis of the images, for the output pixel at position ``pixel``.
 
@@ -538,19 +537,6 @@ class SmallMapConv2d(nn.Conv2d):
         first = pixel * self.stride[axis] - int(self.padding[axis])
         start, stop = max(first, 0), min(first + self.kernel_size[axis], size)
         return slice(start, stop), slice(start - first, stop - first)
-
-
-def _is_supported(convolution: nn.Conv2d) -> bool:
-    padding = convolution.padding
-    return (
-        convolution.groups == 1
-        and convolution.dilation == (1, 1)
-        and convolution.padding_mode == "zeros"
-        and not isinstance(padding, str)
-        and any(padding)
-        # if padding is as wide as the kernel, some output pixels depend on padding only
-        and all(p < k for p, k in zip(padding, convolution.kernel_size, strict=True))
-    )
 
 
 def find_stages(encoder: nn.Module, images: Tensor) -> tuple[Tensor, list[nn.Module]]:
@@ -628,11 +614,8 @@ def _load_weights(encoder: nn.Module, name: str, path: Path) -> None:
         state = torch.load(path, map_location="cpu", weights_only=True)
         # BatchNorm's counters of training batches, which older files lack; they have no effect on the outputs
         counters = {key: value for key, value in encoder.state_dict().items() if key.endswith("num_batches_tracked")}
-        state = {
-            _translate_torchvision_key(key, name): state[key]
-            for key in state
-            if not key.startswith(("fc.", "classifier."))
-        }
+        kept = [key for key in state if not key.startswith(("fc.", "classifier."))]
+        state = {_translate_torchvision_key(key, name): state[key] for key in kept}
         encoder.load_state_dict(counters | state)
     except FileNotFoundError:
         raise

@@ -43,7 +43,6 @@ import torch
 from torch import Tensor
 
 from scbd._shared.checks import check_choice
-from scbd.nn._contrastive import highest_precision_dtype
 from scbd.nn._groups import Groups
 
 if TYPE_CHECKING:
@@ -139,13 +138,9 @@ def explained_variance(
     """
     check_choice("partners", partners, {"within": "of the same label", "across": "of any label"})
     design = BatchDesign(environments, labels)
-    found, freedom = (
-        estimate_effects(features, design).pairings[0][partners],
-        design.pairings[0][partners].freedom_of_one,
-    )
-    return ExplainedVariance(
-        found.between / features.numel(), found.scatter / features.numel(), freedom.to(found.between)
-    )
+    found, n = estimate_effects(features, design)[0][partners], features.numel()
+    freedom = design.pairings[0][partners].freedom_of_one
+    return ExplainedVariance(found.between / n, found.scatter / n, freedom.to(found.between))
 
 
 def invariance_statistic(
@@ -209,7 +204,7 @@ def invariance_statistic(
     return in_errors([estimate_effects(features, design) for features in passed], design)
 
 
-def in_errors(explained: Sequence[RepresentationEstimates], design: BatchDesign) -> Tensor:
+def in_errors(explained: Sequence[Estimates], design: BatchDesign) -> Tensor:
     """Compute the invariance statistic from the estimates for each representation.
 
     ``explained`` holds one result of :func:`estimate_effects` per representation. For each environment, the estimates
@@ -219,7 +214,7 @@ def in_errors(explained: Sequence[RepresentationEstimates], design: BatchDesign)
     each, resolved = [], []
     for column, pairings in enumerate(design.pairings):
         resolvable = torch.stack([pairing.resolvable for pairing in pairings.values()])
-        both = torch.stack([x.in_errors for of_one in explained for x in of_one.pairings[column].values()])
+        both = torch.stack([x.in_errors for of_one in explained for x in of_one[column].values()])
         each.append(_mean_of_resolvable(both, resolvable))
         resolved.append(resolvable.any())
     return _mean_of_resolvable(torch.stack(each), torch.stack(resolved))
@@ -259,15 +254,7 @@ class PairingEstimate(NamedTuple):
         return PairingEstimate(self.between / gain, self.scatter / gain)
 
 
-class RepresentationEstimates(NamedTuple):
-    """Estimates of the variance of one representation that each environment explains."""
-
-    pairings: list[dict[Partners, PairingEstimate]]
-    """One dictionary per environment, with the estimates from pairs ``"within"`` and ``"across"`` labels."""
-    n_features: int
-
-
-def estimate_effects(features: Tensor, design: BatchDesign) -> RepresentationEstimates:
+def estimate_effects(features: Tensor, design: BatchDesign) -> Estimates:
     """Estimate the variance of ``features (B, D)`` that each environment explains, conditional on the label.
 
     For each environment of a cell, there are two estimates: from pairs of cells within labels and across labels.
@@ -283,17 +270,16 @@ def estimate_effects(features: Tensor, design: BatchDesign) -> RepresentationEst
         nothing = variance < _ROUNDING
         # variance within each label: it differs between labels, and determines how much the estimates vary by chance
         of_label = (design.label.sums(squares) + _PRIOR_FREEDOM * variance) / (design.n_label - 1 + _PRIOR_FREEDOM)
-        alike = _squared_covariance_norm(
-            apart.detach() * torch.rsqrt(torch.where(nothing, 1.0, of_label)), design.freedom
-        )
+        scaled = apart.detach() * torch.rsqrt(torch.where(nothing, 1.0, of_label))
+        alike = _squared_covariance_norm(scaled, design.freedom)
 
-        def of(pairing: Pairing) -> PairingEstimate:
-            by_chance = 2 * alike * pairing.freedom(of_label.to(pairing.own)).clamp(min=0)
-            scatter = torch.where(pairing.resolvable & ~nothing, by_chance, 0.0).sqrt()
-            return PairingEstimate(pairing.between(apart), scatter.to(f.dtype))
-
-        pairings = [{name: of(pairing) for name, pairing in pairings.items()} for pairings in design.pairings]
-        return RepresentationEstimates(pairings, f.shape[1])
+        estimates: Estimates = [{} for _ in design.pairings]
+        for column, pairings in enumerate(design.pairings):
+            for name, pairing in pairings.items():
+                by_chance = 2 * alike * pairing.freedom(of_label.to(pairing.own)).clamp(min=0)
+                scatter = torch.where(pairing.resolvable & ~nothing, by_chance, 0.0).sqrt()
+                estimates[column][name] = PairingEstimate(pairing.between(apart), scatter.to(f.dtype))
+        return estimates
 
 
 def _standardised(features: Tensor) -> Tensor:
@@ -399,39 +385,46 @@ def environment_effects(
     explained = [estimate_effects(features, design) for features in passed]
     statistic = in_errors(explained, design)
     with torch.no_grad():
-        interaction = torch.stack([_interaction(of_one, design) for of_one in explained]).max()
+        interactions = [_interaction(of_one, design) / x.shape[1] for of_one, x in zip(explained, passed, strict=True)]
+        interaction = torch.stack(interactions).max()
         return EnvironmentEffects(statistic, interaction, in_errors(explained[-1:], design))
 
 
-def _interaction(explained: RepresentationEstimates, design: BatchDesign) -> Tensor:
+def _interaction(explained: Estimates, design: BatchDesign) -> Tensor:
     """Estimate the variance of one representation explained by effects of an environment that differ between labels.
 
-    This interaction is the proportion of variance explained in pairs of cells within labels, minus the proportion
-    explained in pairs across labels, minus two standard errors, and at least 0. It is 0 if the batch lacks pairs of one
-    of these kinds. For several environments, it is the maximum.
+    This interaction, summed over features, is the proportion of variance explained in pairs of cells within labels,
+    minus the proportion explained in pairs across labels, minus two standard errors, and at least 0. It is 0 if the
+    batch lacks pairs of one of these kinds. For several environments, it is the maximum.
     """
     found = []
-    for pairings, of_pairing in zip(design.pairings, explained.pairings, strict=True):
-        within, across = (of_pairing[name].per_gain(pairings[name]) for name in ("within", "across"))
+    for pairings, estimates in zip(design.pairings, explained, strict=True):
+        within, across = (estimates[name].per_gain(pairings[name]) for name in ("within", "across"))
         error = (within.scatter.square() + across.scatter.square()).sqrt()
         seen = (within.between - across.between - _INTERACTION_STANDARD_ERRORS * error).clamp(min=0)
         found.append(torch.where(pairings["within"].resolvable & pairings["across"].resolvable, seen, 0.0))
-    return torch.stack(found).max() / explained.n_features
+    return torch.stack(found).max()
 
 
 Environments = Tensor | Groups
 Partners = Literal["within", "across"]
+# estimates for one representation: one dictionary per environment of a cell, from pairs within and across labels
+Estimates = list[dict[Partners, PairingEstimate]]
 
 # largest number of degrees of freedom that can be due to rounding, relative to 1 plus the trace of K, the matrix that
 # averages over groups (see Pairing)
 _FREEDOM_TOLERANCE = 1e-6
 
 
-class GroupMeans:
-    """Sum of squares between groups of cells, conditional on the label, as a quadratic form Q = R K R of the cells.
+class Pairing:
+    """Comparison of cells with their partners, conditional on the label, as a quadratic form M with expectation zero.
 
-    The matrix K replaces each cell by the mean of its group, and cells without other cells in their group by 0. The
-    matrix R subtracts the mean of each label. :class:`Pairing` explains how Q is used.
+    The partners of a cell are the cells of its environment, with the same label (pairs within labels) or with any label
+    (pairs across labels). M is a symmetric matrix over the cells of the batch, built from three matrices. R subtracts
+    the mean of each label. K replaces each cell by the mean of its group of partners, and cells without a partner by 0.
+    Q = R K R is the sum of squares that K explains, conditional on the label. It is positive even by chance, since it
+    includes the product of each cell with itself. The vector ``own``, with one number per cell, corrects for this:
+    M = Q - R diag(own) R has expectation zero, whatever the variances of the cells, if the environment has no effect.
 
     Parameters
     ----------
@@ -441,91 +434,6 @@ class GroupMeans:
     pair
         Groups of the cells with the same label in the same group. If each group lies within one label, give ``group``
         itself.
-
-    Attributes
-    ----------
-    trace
-        Trace of K, a scalar. It is the number of groups of more than one cell.
-    diagonal
-        Diagonal of the matrix Q, ``(B, 1)``.
-    own_squares, own_explained
-        Numbers computed from the indicator columns of the groups, from which the means of labels are subtracted. An
-        indicator column is 1 for the cells of its group and 0 for all other cells. ``own_squares`` is the sum of the
-        squares of these columns per cell, ``(B, 1)``. ``own_explained`` is the part of their sum of squares that K
-        explains, a scalar.
-    """
-
-    def __init__(self, label: Groups, group: Groups, pair: Groups) -> None:
-        self._label, self._group = label, group
-        n_label, n_group, n_pair = (group_sizes(groups) for groups in (label, group, pair))
-        self._weight = torch.where(n_group > 1, 1 / n_group, 0.0)
-        self.trace = self._weight.sum()
-        shared = label.sums(n_pair * self._weight) / n_label.square()
-        self.diagonal = self._weight - 2 * n_pair * self._weight / n_label + shared
-        # contribution of each cell to the squared norm of Q, if every group lies within one label
-        kept = label.sums((n_group > 1).to(n_label)) / n_label
-        self._inside = self._weight - 2 * n_pair * self._weight / n_label + kept.square() / n_label
-        self._table = None if group is pair else label.table(group).float()
-        # sums of squares of the groups' indicator columns (1 for the cells of a group, otherwise 0) after subtraction
-        # of label means: per cell, and the part that K explains over all cells
-        self.own_squares = 1 - 2 * n_pair / n_label + label.sums(n_pair) / n_label.square()
-        self.own_explained = ((n_group > 1) * self.own_squares).sum() if group is pair else self._of_columns()
-
-    def _of_columns(self) -> Tensor:
-        """Compute the sum of squares that K explains of the groups' indicator columns, less label means.
-
-        An indicator column is 1 for the cells of a group and 0 for all other cells.
-        """
-        assert self._table is not None
-        with torch.autocast(self._table.device.type, enabled=False):
-            # one row per label, one column per environment
-            common = self._table / self._table.sum(1, keepdim=True).sqrt()
-            n_group = self._table.sum(0)
-            each = torch.where(n_group > 1, 1 / n_group, 0.0)
-            if common.shape[0] > common.shape[1]:
-                overlap = (common.T @ common).square().sum(0)
-            else:
-                overlap = (common * (common @ common.T @ common)).sum(0)
-            alike = common.square().sum(0)
-            return (each * (n_group.square() - 2 * n_group * alike + overlap)).sum().to(self.trace)
-
-    def squares(self, apart: Tensor) -> Tensor:
-        """Compute the contribution of each cell, ``(B, 1)``, to the sum of squares between groups.
-
-        ``apart`` holds the differences of the cells from the means of their labels, ``(B, D)``.
-        """
-        return self._weight * (apart * self._group.sums(apart)).sum(1, keepdim=True)
-
-    def norm(self, variance: Tensor) -> Tensor:
-        """Return the sum over all pairs of cells of ``Q[i, j]**2 * variance[i] * variance[j]``.
-
-        ``variance (B, 1)`` is the variance within each cell's label.
-        """
-        if self._table is None:
-            return (self._inside * variance.square()).sum()
-        of_label, n_label = self._label.first(variance).float(), self._table.sum(1, keepdim=True)
-        n_group = self._table.sum(0)
-        each = torch.where(n_group > 1, 1 / n_group, 0.0)
-        mean = (of_label * self._table).sum(0) * each
-        diagonal = (of_label / n_label * self._table.square()).sum(0) * each
-        # one row per label, one column per group; inner products of columns are large if two groups contain the same
-        # labels
-        common = self._table * (of_label / n_label).sqrt() * each.sqrt()
-        # autocast is disabled because the terms of the result may cancel, which requires full precision
-        with torch.autocast(common.device.type, enabled=False):
-            overlap = (common.T @ common) if common.shape[0] > common.shape[1] else (common @ common.T)
-        return mean.square().sum().to(self.trace) - 2 * (mean * diagonal).sum() + overlap.square().sum()
-
-
-class Pairing:
-    """Comparison of cells with their partners, conditional on the label, as a quadratic form M with expectation zero.
-
-    The partners of a cell are the cells of its environment, with the same label (pairs within labels) or with any label
-    (pairs across labels). M is a symmetric matrix over the cells of the batch, built from three matrices. R subtracts
-    the mean of each label. K averages over groups of partners. Q = R K R is the sum of squares that K explains,
-    conditional on the label. It is positive even by chance, since it includes the product of each cell with itself. The
-    vector ``own``, with one number per cell, corrects for this: M = Q - R diag(own) R has expectation zero, whatever
-    the variances of the cells, if the environment has no effect.
 
     Attributes
     ----------
@@ -540,9 +448,20 @@ class Pairing:
         cells can be compared.
     """
 
-    def __init__(self, label: Groups, explained: GroupMeans) -> None:
-        n_label, diagonal = group_sizes(label), explained.diagonal
-        self._explained = explained
+    def __init__(self, label: Groups, group: Groups, pair: Groups) -> None:
+        self._label, self._group = label, group
+        n_label, n_group, n_pair = label.sizes, group.sizes, pair.sizes
+        # diagonals of the matrices K and Q
+        self._weight = torch.where(n_group > 1, 1 / n_group, 0.0)
+        shared = label.sums(n_pair * self._weight) / n_label.square()
+        diagonal = self._weight - 2 * n_pair * self._weight / n_label + shared
+        # contribution of each cell to the squared norm of Q, if every group lies within one label
+        kept = label.sums((n_group > 1).to(n_label)) / n_label
+        self._inside = self._weight - 2 * n_pair * self._weight / n_label + kept.square() / n_label
+        # otherwise, the norm is computed from the number of cells of each label (row) in each group (column)
+        self._table = None if group is pair else label.table(group).float()
+
+        # The numbers ``own`` are those for which all diagonal entries of M are zero; ``total`` is their sum per label.
         partnered = n_label > 1
         total = torch.where(partnered, label.sums(diagonal) / (1 - 1 / n_label), 0.0)
         several = 1 - 2 / n_label
@@ -553,14 +472,32 @@ class Pairing:
         self._less = 2 * self.own * diagonal - self.own.square() * several * partnered
         self._less -= label.sums(self.own).square() / n_label**3
         freedom = self.freedom(torch.ones_like(n_label))
-        self.resolvable = freedom > _FREEDOM_TOLERANCE * (1 + explained.trace)
+        # the trace of K, which is the sum of the weights, is the number of groups of more than one cell
+        self.resolvable = freedom > _FREEDOM_TOLERANCE * (1 + self._weight.sum())
         self.freedom_of_one = torch.where(self.resolvable, freedom, 0.0)
-        # value of the quadratic form M for a feature whose variance is entirely due to the environment; it is at most
-        # the number of cells
-        gain = explained.own_explained - (self.own * explained.own_squares).sum()
-        self.gain = torch.where(
-            self.resolvable, gain.clamp(min=0) / explained.own_squares.mean().clamp(min=_FREEDOM_TOLERANCE), 0.0
-        )
+
+        # The gain is computed from the groups' indicator columns (1 for the cells of a group, otherwise 0), from which
+        # label means are subtracted. ``squares`` is the sum of squares over these columns for each cell, ``explained``
+        # the part that K explains over all cells.
+        squares = 1 - 2 * n_pair / n_label + label.sums(n_pair) / n_label.square()
+        explained = ((n_group > 1) * squares).sum() if group is pair else self._explained_squares_of_indicators()
+        # the value of M is at most the number of cells
+        gain = (explained - (self.own * squares).sum()).clamp(min=0) / squares.mean().clamp(min=_FREEDOM_TOLERANCE)
+        self.gain = torch.where(self.resolvable, gain, 0.0)
+
+    def _explained_squares_of_indicators(self) -> Tensor:
+        """Compute the sum of squares that K explains of the groups' indicator columns, less label means."""
+        assert self._table is not None
+        with torch.autocast(self._table.device.type, enabled=False):
+            common = self._table / self._table.sum(1, keepdim=True).sqrt()
+            n_group = self._table.sum(0)
+            each = torch.where(n_group > 1, 1 / n_group, 0.0)
+            if common.shape[0] > common.shape[1]:
+                overlap = (common.T @ common).square().sum(0)
+            else:
+                overlap = (common * (common @ common.T @ common)).sum(0)
+            alike = common.square().sum(0)
+            return (each * (n_group.square() - 2 * n_group * alike + overlap)).sum().to(self._weight)
 
     def between(self, apart: Tensor) -> Tensor:
         """Compute the quadratic form M of the cells, summed over features.
@@ -568,8 +505,8 @@ class Pairing:
         Its expectation is zero if the environment has no effect. ``apart (B, D)`` holds the differences of the cells
         from the means of their labels.
         """
-        each = self._explained.squares(apart) - self.own * apart.square().sum(1, keepdim=True)
-        return each.sum().to(apart.dtype)
+        between_groups = self._weight * (apart * self._group.sums(apart)).sum(1, keepdim=True)
+        return (between_groups - self.own * apart.square().sum(1, keepdim=True)).sum().to(apart.dtype)
 
     def freedom(self, variance: Tensor) -> Tensor:
         """Return the sum over all pairs of cells of ``M[i, j]**2 * variance[i] * variance[j]``.
@@ -578,7 +515,22 @@ class Pairing:
 
         If all variances are 1, the result is the number of degrees of freedom.
         """
-        return self._explained.norm(variance) - (self._less * variance.square()).sum()
+        less = (self._less * variance.square()).sum()
+        if self._table is None:
+            return (self._inside * variance.square()).sum() - less
+        of_label, n_label = self._label.first(variance).float(), self._table.sum(1, keepdim=True)
+        n_group = self._table.sum(0)
+        each = torch.where(n_group > 1, 1 / n_group, 0.0)
+        mean = (of_label * self._table).sum(0) * each
+        diagonal = (of_label / n_label * self._table.square()).sum(0) * each
+        # one row per label, one column per group; inner products of columns are large if two groups contain the same
+        # labels
+        common = self._table * (of_label / n_label).sqrt() * each.sqrt()
+        # autocast is disabled because the terms of the result may cancel, which requires full precision
+        with torch.autocast(common.device.type, enabled=False):
+            overlap = (common.T @ common) if common.shape[0] > common.shape[1] else (common @ common.T)
+        squared_norm = mean.square().sum().to(self._weight) - 2 * (mean * diagonal).sum() + overlap.square().sum()
+        return squared_norm - less
 
 
 class BatchDesign:
@@ -604,17 +556,14 @@ class BatchDesign:
         for column in columns:
             _check_codes(column, labels)
         self.label = Groups.of(labels)
-        self.n_label = group_sizes(self.label).float()
+        self.n_label = self.label.sizes.float()
         self.freedom = (1 - 1 / self.n_label).sum()
-        self.pairings = [self._of(column) for column in columns]
-
-    def _of(self, environment: Environments) -> dict[Partners, Pairing]:
-        environment = Groups.of(environment)
-        pair = self.label.cross(environment)
-        return {
-            "within": Pairing(self.label, GroupMeans(self.label, pair, pair)),
-            "across": Pairing(self.label, GroupMeans(self.label, environment, pair)),
-        }
+        self.pairings: list[dict[Partners, Pairing]] = []
+        for column in columns:
+            environment = Groups.of(column)
+            pair = self.label.cross(environment)
+            within, across = Pairing(self.label, pair, pair), Pairing(self.label, environment, pair)
+            self.pairings.append({"within": within, "across": across})
 
 
 def _check_codes(environments: Environments, labels: Tensor | Groups) -> None:
@@ -635,9 +584,3 @@ def _check_codes(environments: Environments, labels: Tensor | Groups) -> None:
             "levels (pandas.qcut)."
         )
         raise ValueError(msg)
-
-
-def group_sizes(groups: Groups) -> Tensor:
-    """Return the number of cells in the group of each cell, ``(B, 1)``, in float64 (float32 on Apple's GPUs)."""
-    counts = groups.n_others[:, None] + 1
-    return counts.to(highest_precision_dtype(counts.device))

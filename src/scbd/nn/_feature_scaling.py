@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from scbd._shared.checks import check_number, inflect
-from scbd._shared.linear_maps import (
-    inverse_deviations,
-)
+from scbd._shared.linear_maps import inverse_deviations
 from scbd.nn._environment_scaling import EnvironmentScaling
 
 if TYPE_CHECKING:
@@ -135,10 +133,8 @@ class FeatureScaling(nn.Module):
             still = spread == 0
             spread[still] = _robust_scale(features, np.median(features, axis=0))[still]
             if n := np.count_nonzero(spread[still]):
-                still = inflect(
-                    n, "feature does not vary among controls, and is", "features do not vary among controls, and are"
-                )
-                logger.warning("%d %s scaled by all training cells.", n, still)
+                said = "%d %s not vary among controls, and %s scaled by all training cells."
+                logger.warning(said, n, inflect(n, "feature does", "features do"), inflect(n, "is", "are"))
         if not spread.any():
             msg = (
                 "No feature varies among training cells by more than 32 bits can tell from its size: subtract from "

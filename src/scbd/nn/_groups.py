@@ -20,6 +20,8 @@ class Groups:
         Label of each cell, int64 ``(B,)``.
     n_others
         Number of other cells with the cell's label, for each cell, ``(B,)``.
+    sizes
+        Number of cells with the cell's label, including the cell itself, ``(B, 1)``, float64 (float32 on Apple's GPUs).
 
     Examples
     --------
@@ -31,14 +33,15 @@ class Groups:
     """
 
     def __init__(self, labels: Tensor) -> None:
-        # categories from pandas may be int8, in which codes of pairs of labels (pair_codes) would overflow
-        labels = labels.long()
+        self.labels = labels.long()
         # on a GPU, this call makes the CPU wait for the GPU: groups are therefore computed only once
-        _, self._index, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-        self._n_groups = len(counts)
+        found = torch.unique(self.labels, return_inverse=True, return_counts=True)
+        self._distinct_labels, self._index, self._counts = found
+        self._n_groups = len(self._counts)
         self._crossed: tuple[Groups, Groups] | None = None
-        self.labels = labels
-        self.n_others = counts[self._index] - 1
+        self.n_others = self._counts[self._index] - 1
+        # Apple's GPUs (MPS) do not support float64
+        self.sizes = (self.n_others[:, None] + 1).to(torch.float32 if labels.device.type == "mps" else torch.float64)
 
     @classmethod
     def of(cls, labels: Tensor | Groups) -> Groups:
@@ -55,7 +58,7 @@ class Groups:
         losses use the same pair of labels.
         """
         if self._crossed is None or self._crossed[0] is not others:
-            self._crossed = others, Groups(pair_codes(self.labels, others.labels))
+            self._crossed = others, Groups(self._index * others._n_groups + others._index)
         return self._crossed[1]
 
     def table(self, others: Groups) -> Tensor:
@@ -85,14 +88,14 @@ class Groups:
         -------
         Mean of each of the ``S`` sets, ``(S, D)``, and the groups of the labels of the sets.
         """
-        counts = torch.bincount(self._index)
+        counts = self._counts
         n_sets = torch.maximum(counts // size, counts.clamp(max=2))
         order = torch.argsort(self._index, stable=True)
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[self._index[order]]
         first_set = (n_sets.cumsum(0) - n_sets)[self._index]
         of_set = first_set + place * n_sets[self._index] // counts[self._index]
-        labels = self.first(self.labels[:, None])[:, 0].repeat_interleave(n_sets)
+        labels = self._distinct_labels.repeat_interleave(n_sets)
         sums = torch.zeros(len(labels), values.shape[1], dtype=values.dtype, device=values.device)
         return sums.index_add(0, of_set, values) / torch.bincount(of_set)[:, None], Groups(labels)
 
@@ -111,12 +114,3 @@ class Groups:
         """
         empty = torch.zeros(self._n_groups, values.shape[1], dtype=values.dtype, device=values.device)
         return empty.index_add(0, self._index, values).index_select(0, self._index)
-
-
-def pair_codes(labels: Tensor, environments: Tensor) -> Tensor:
-    """Return one integer per cell, ``(B,)``, that identifies the combination of its label and its environment.
-
-    ``labels`` and ``environments`` are int64, ``(B,)``.
-    """
-    environments = environments - environments.min()
-    return labels * (environments.max() + 1) + environments

@@ -156,26 +156,6 @@ class InputTransform(nn.Module):
             ``"plda"``), if there are fewer than two controls (``"controls"``), or if ``regularization`` is 0 and the
             covariance has no inverse.
         """
-        self._check_labels_and_controls(labels, controls)
-        basis = span_of_rows(features, self.output_shape[0])
-        if basis is None:
-            matrix = self._fit_matrix(features, labels, controls, positions)
-        else:
-            # with far fewer cells than features, the same map is computed faster in the space that the cells span
-            centred = features - features.mean(0, dtype=np.float64)
-            matrix = basis @ self._fit_matrix(centred @ basis, labels, controls, positions)
-        known = controls is not None and controls.any()
-        mean = features[controls if known else slice(None)].mean(0, dtype=np.float64)
-        self.matrix.copy_(torch.from_numpy(matrix))
-        self.offset.copy_(torch.from_numpy(-mean @ matrix))
-        self.fitted.fill_(True)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Apply the map to scaled features ``(B, F)``, which gives ``(B, K)``."""
-        return features @ self.matrix + self.offset
-
-    def _check_labels_and_controls(self, labels: np.ndarray, controls: np.ndarray | None) -> None:
-        """Check that the map can be estimated from cells with these labels and controls; see :meth:`fit`."""
         n_labels = len(np.unique(labels))
         if self.kind == "controls" and (controls is None or controls.sum() < 2):
             msg = (
@@ -192,6 +172,23 @@ class InputTransform(nn.Module):
         if self.kind in ("lda", "plda") and n_labels < 2:
             msg = f"whitening={self.kind!r} learns what labels differ in, and all training cells have one label."
             raise ValueError(msg)
+
+        basis = span_of_rows(features, self.output_shape[0])
+        if basis is None:
+            matrix = self._fit_matrix(features, labels, controls, positions)
+        else:
+            # with far fewer cells than features, the same map is computed faster in the space that the cells span
+            centred = features - features.mean(0, dtype=np.float64)
+            matrix = basis @ self._fit_matrix(centred @ basis, labels, controls, positions)
+        known = controls is not None and controls.any()
+        mean = features[controls if known else slice(None)].mean(0, dtype=np.float64)
+        self.matrix.copy_(torch.from_numpy(matrix))
+        self.offset.copy_(torch.from_numpy(-mean @ matrix))
+        self.fitted.fill_(True)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Apply the map to scaled features ``(B, F)``, which gives ``(B, K)``."""
+        return features @ self.matrix + self.offset
 
     def _fit_matrix(
         self, features: np.ndarray, labels: np.ndarray, controls: np.ndarray | None, positions: np.ndarray | None
