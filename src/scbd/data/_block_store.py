@@ -13,23 +13,17 @@ from contextlib import nullcontext, suppress
 from glob import escape as glob_escape
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 import numpy as np
 import zarr
-from anndata import AnnData
 
 from scbd._shared.files import partial_path
-from scbd.data._readers import (
-    Crops,
-)
 from scbd.data._sources import STORE_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    Plate: TypeAlias = Crops | AnnData | str | os.PathLike[str]
 
 # Level of each compression that a user can choose for stored images. The levels are high, because images are written
 # once and read many times, and the level hardly affects the speed of reading.
