@@ -288,7 +288,7 @@ def test_byte_range_reader_short_reads_fill_all_targets(sizes, start, most):
 def test_byte_range_reader_missing_bytes_raises(tmp_path):
     (tmp_path / "file").write_bytes(bytes(range(256)))
     files = zarr_source._ByteRangeReader(tmp_path)
-    assert files.read("file", -6, 6) == bytes(range(250, 256)) and files.size("file") == 256
+    assert files.read("file", -6, 6) == bytes(range(250, 256))
     for call in (
         lambda: files.read("file", 250, 10),
         lambda: files.read("file", -300, 300),

@@ -6,7 +6,6 @@ import lzma
 import os
 import struct
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -16,6 +15,7 @@ import numpy as np
 from scbd._shared.checks import inflect, join_first, size_after_resizing
 from scbd._shared.files import check_file, local_path
 from scbd._shared.progress import progress_bar
+from scbd.data._prefetch import map_in_threads
 from scbd.data._sources import IMAGE_DTYPES, allocate_output, as_row_numbers, check_images
 
 if TYPE_CHECKING:
@@ -186,12 +186,12 @@ class FileSource:
     def _sizes(self) -> list[tuple[int, int]]:
         """Return height and width of the image in each file, in pixels, from the headers of the files."""
         files = [self._path(row, file) for row in range(len(self._paths)) for file in range(len(self._paths[0]))]
-        with ThreadPoolExecutor() as pool, progress_bar("Measuring images", len(files)) as bar:
-            sizes = []
-            for size in pool.map(read_size, files):
+        sizes = []
+        with progress_bar("Measuring images", len(files)) as bar:
+            for size in map_in_threads(read_size, files):
                 sizes.append(size)
                 bar.update()
-            return sizes
+        return sizes
 
 
 def target_size(fit: Fit, sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
@@ -269,26 +269,22 @@ def _open_image(path: Path) -> Iterator[Image | None]:
     ValueError
         If the file is not an image, or is truncated.
     """
+    from PIL import Image, UnidentifiedImageError
+
     check_file(path)
     try:
-        with _open_with_pillow(path) or nullcontext() as file:
+        try:
+            opened: Any = Image.open(path)
+        except UnidentifiedImageError:
+            with path.open("rb") as start:
+                if start.read(4) not in _TIFF_SIGNATURES:
+                    raise
+            opened = nullcontext()
+        with opened as file:
             yield file
     except (OSError, SyntaxError, TypeError) as error:  # Pillow raises any of these errors for damaged files
         msg = f"{path} is no TIFF or PNG, or is truncated ({error})."
         raise ValueError(msg) from error
-
-
-def _open_with_pillow(path: Path) -> Image | None:
-    """Open an image file with Pillow, or return `None` if it is a TIFF that Pillow cannot open."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        return Image.open(path)
-    except UnidentifiedImageError:
-        with path.open("rb") as file:
-            if file.read(4) in _TIFF_SIGNATURES:
-                return None
-        raise
 
 
 def _read_pages_with_pillow(file: Image, path: Path) -> list[np.ndarray] | None:
@@ -363,23 +359,13 @@ def _read_pages_with_tifffile(path: Path) -> list[np.ndarray]:
         # interleaved channels.
         channels = np.moveaxis(pixels.reshape(page.shaped), -1, 1).reshape(-1, *page.shaped[2:4])
         if page.photometric == _MIN_IS_WHITE:
-            channels = _invert(channels, page.bitspersample, path)
+            if channels.dtype.kind != "u" or page.bitspersample > 16:
+                stored = f"{path} stores {channels.dtype} with 0 as white (MinIsWhite)"
+                msg = f"{stored}: save it with 0 as black (MinIsBlack)."
+                raise ValueError(msg)
+            channels = (2**page.bitspersample - 1 - channels).astype(channels.dtype)
         found.append(_to_image_dtype(channels, path))
     return found
-
-
-def _invert(pixels: np.ndarray, bits: int, path: Path) -> np.ndarray:
-    """Invert the pixels of an image in which 0 is white, so that white becomes the largest value.
-
-    Raises
-    ------
-    ValueError
-        If the pixels are not unsigned integers of up to 16 bits.
-    """
-    if pixels.dtype.kind != "u" or bits > 16:
-        msg = f"{path} stores {pixels.dtype} with 0 as white (MinIsWhite): save it with 0 as black (MinIsBlack)."
-        raise ValueError(msg)
-    return (2**bits - 1 - pixels).astype(pixels.dtype)
 
 
 def _page_pixels(page: Image, path: Path) -> np.ndarray:

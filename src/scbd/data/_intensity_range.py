@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scbd._shared.checks import join_first
+from scbd.data._sources import iterate_blocks, rows_per_block
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,10 +96,10 @@ def estimate_intensity_range(plates: Sequence[Crops], seed: int) -> np.ndarray:
     counts = np.zeros((n_channels, 0 if dtype.kind == "f" else 2 ** (8 * dtype.itemsize)), np.int64)
     values = []
     for plate in plates:
-        n, *image = plate.images.shape
+        n = len(plate.obs)
         rows = np.sort(rng.choice(n, min(n, -(-_N_SAMPLED_CROPS * n // total)), replace=False))
-        step = max(1, _PART_BYTES // (math.prod(image) * dtype.itemsize))
-        for part in (rows[start : start + step] for start in range(0, len(rows), step)):
+        step = rows_per_block(plate.images.shape, dtype, _PART_BYTES)
+        for part in (rows[block] for block in iterate_blocks(len(rows), step)):
             images = plate.images.read(part)
             check_finite(images, plate, part)
             pixels = images.reshape(*images.shape[:2], -1)

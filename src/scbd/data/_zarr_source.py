@@ -124,17 +124,20 @@ class ZarrSource:
             return out
         places = np.argsort(rows, kind="stable")
         rows = rows[places]
-        shards = rows // (self.chunk_rows * self._chunks_per_shard)
+        n_per_shard = self.chunk_rows * self._chunks_per_shard
+        shards = rows // n_per_shard
         for start, stop in iterate_runs(np.diff(shards) != 0):
             number, part = int(shards[start]), slice(start, stop)
             try:
                 self._read_shard(number, rows[part], places[part], out)
-            except FileNotFoundError as error:
-                msg = f"{self._files.path(self._key(number))} is missing, with {self._rows_of(number)}."
-                raise FileNotFoundError(msg) from error
-            except (EOFError, ValueError, RuntimeError) as error:
-                where = f"{self._files.path(self._key(number))} is damaged or truncated, with {self._rows_of(number)}"
-                msg = f"{where} ({error}): copy or write the store again."
+            except (FileNotFoundError, EOFError, ValueError, RuntimeError) as error:
+                last = min((number + 1) * n_per_shard, self.shape[0]) - 1
+                with_rows = f"with rows {number * n_per_shard} to {last} of {self._where}"
+                path = self._files.folder / self._key(number)
+                if isinstance(error, FileNotFoundError):
+                    msg = f"{path} is missing, {with_rows}."
+                    raise FileNotFoundError(msg) from error
+                msg = f"{path} is damaged or truncated, {with_rows} ({error}): copy or write the store again."
                 raise ValueError(msg) from error
         return out
 
@@ -262,10 +265,9 @@ class ZarrSource:
         n, key = self._chunks_per_shard, self._key(number)
         try:
             if self._images.shards is None:
-                return np.zeros(1, np.int64), np.array([self._files.size(key)])
-            data = self._files.read(
-                key, -_INDEX_ENTRY_BYTES * n - _CHECKSUM_BYTES, _INDEX_ENTRY_BYTES * n + _CHECKSUM_BYTES
-            )
+                return np.zeros(1, np.int64), np.array([(self._files.folder / key).stat().st_size])
+            size = _INDEX_ENTRY_BYTES * n + _CHECKSUM_BYTES
+            data = self._files.read(key, -size, size)
         except FileNotFoundError:
             if self._complete:
                 raise
@@ -276,10 +278,6 @@ class ZarrSource:
 
     def _key(self, number: int) -> str:
         return self._images.metadata.encode_chunk_key((number, *(0 for _ in self.shape[1:])))
-
-    def _rows_of(self, number: int) -> str:
-        size = self.chunk_rows * self._chunks_per_shard
-        return f"rows {number * size} to {min((number + 1) * size, self.shape[0]) - 1} of {self._where}"
 
 
 def _chunk_decoders(array: zarr.Array) -> list[Callable] | None:
@@ -359,16 +357,8 @@ class _ByteRangeReader:
     _TARGETS = 512
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._open: OrderedDict[str, int] = OrderedDict()
-
-    def path(self, key: str) -> Path:
-        """Return the full path of a file of the folder."""
-        return self._folder / key
-
-    def size(self, key: str) -> int:
-        """Return the size of a file of the folder in bytes."""
-        return self.path(key).stat().st_size
 
     def read(self, key: str, start: int, length: int) -> bytes:
         """Read a range of bytes from a file.
@@ -438,7 +428,7 @@ class _ByteRangeReader:
             return self._open[key]
         if len(self._open) >= self._MOST:
             os.close(self._open.popitem(last=False)[1])
-        self._open[key] = os.open(self.path(key), os.O_RDONLY)
+        self._open[key] = os.open(self.folder / key, os.O_RDONLY)
         return self._open[key]
 
     def __del__(self) -> None:
