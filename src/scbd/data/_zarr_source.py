@@ -17,7 +17,7 @@ import numpy as np
 from scbd.data._sources import IMAGES, STORE_KEY, InputKind, allocate_output, as_row_numbers, iterate_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import zarr
 
@@ -176,7 +176,7 @@ class ZarrSource:
     ) -> None:
         """Read uncompressed chunks of one row each directly into ``out``, without verifying their checksums.
 
-        Chunks that are adjacent both in the file and in ``out`` are read with one system call.
+        Chunks that are adjacent in the file are read with one system call.
 
         Parameters
         ----------
@@ -189,16 +189,11 @@ class ZarrSource:
         out
             Array to write the rows to.
         """
-        size = out[:1].nbytes
-        flat = out.data.cast("B")
-        passed_over = memoryview(bytearray(int(lengths[0]) - size))
-        for start, stop in iterate_runs((np.diff(offsets) != lengths[:-1]) | (np.diff(places) != 1)):
-            first = int(places[start])
-            targets = [flat[first * size : (first + stop - start) * size]]
-            if passed_over:
-                images = (flat[i * size : (i + 1) * size] for i in range(first, first + stop - start))
-                targets = [part for image in images for part in (image, passed_over)]
-            self._files.read_into(key, int(offsets[start]), targets)
+        size, length = out[:1].nbytes, int(lengths[0])
+        for start, stop in iterate_runs(np.diff(offsets) != lengths[:-1]):
+            data = self._files.read(key, int(offsets[start]), (stop - start) * length)
+            pixels = data.reshape(stop - start, length)[:, :size].view(out.dtype)
+            out[places[start:stop]] = pixels.reshape(stop - start, *out.shape[1:])
 
     def _read_chunks(
         self,
@@ -319,7 +314,7 @@ def _option_text(choice: Any) -> str:
     return str(getattr(choice, "value", choice))
 
 
-def _strip_checksum(data: bytes | memoryview) -> memoryview:
+def _strip_checksum(data: bytes | memoryview | np.ndarray) -> memoryview:
     """Verify the checksum at the end of the bytes of a chunk, and return the bytes before it.
 
     The last four bytes are the CRC-32C checksum of all bytes before them.
@@ -353,14 +348,12 @@ class _ByteRangeReader:
 
     # maximum number of files that are kept open
     _MOST = 256
-    # maximum number of memory buffers that one system call (preadv) fills; Linux accepts up to 1,024
-    _TARGETS = 512
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._open: OrderedDict[str, int] = OrderedDict()
 
-    def read(self, key: str, start: int, length: int) -> bytes:
+    def read(self, key: str, start: int, length: int) -> np.ndarray:
         """Read a range of bytes from a file.
 
         Parameters
@@ -372,6 +365,10 @@ class _ByteRangeReader:
         length
             Number of bytes to read.
 
+        Returns
+        -------
+        The bytes, uint8 ``(length,)``.
+
         Raises
         ------
         FileNotFoundError
@@ -382,45 +379,14 @@ class _ByteRangeReader:
         descriptor = self._descriptor(key)
         if start < 0:
             start += os.fstat(descriptor).st_size
-        data = os.pread(descriptor, length, start) if start >= 0 else b""
-        if len(data) < length:
-            msg = f"{len(data)} of {length} bytes at {start}"
-            raise EOFError(msg)
+        data, n_read = np.empty(length, np.uint8), 0
+        while n_read < length:  # a system call reads at most 2 GiB
+            n = os.preadv(descriptor, [data[n_read:]], start + n_read) if start >= 0 else 0
+            if not n:
+                msg = f"{n_read} of {length} bytes at {start}"
+                raise EOFError(msg)
+            n_read += n
         return data
-
-    def read_into(self, key: str, start: int, targets: Sequence[memoryview]) -> None:
-        """Read consecutive bytes of a file directly into several memory buffers, without an intermediate copy.
-
-        Parameters
-        ----------
-        key
-            Name of the file in the folder.
-        start
-            Position of the first byte in the file.
-        targets
-            Buffers, which are filled completely, one after the other.
-
-        Raises
-        ------
-        FileNotFoundError
-            If there is no such file.
-        EOFError
-            If the file ends before the last requested byte.
-        """
-        descriptor = self._descriptor(key)
-        for first in range(0, len(targets), self._TARGETS):
-            some = list(targets[first : first + self._TARGETS])
-            while some:
-                n = os.preadv(descriptor, some, start)
-                if not n:
-                    msg = f"{sum(map(len, some))} bytes are missing at {start}"
-                    raise EOFError(msg)
-                start += n
-                while some and n >= len(some[0]):
-                    n -= len(some.pop(0))
-                # a buffer may be filled only in part, since a system call reads at most 2 GiB: continue with its rest
-                if n:
-                    some[0] = some[0][n:]
 
     def _descriptor(self, key: str) -> int:
         if key in self._open:
