@@ -110,7 +110,7 @@ class BlockStore:
             try:
                 (own / "done").mkdir(parents=True)
                 self._write_header(own / "store")
-                with suppress(FileExistsError, OSError):
+                with suppress(OSError):
                     os.rename(own, self._partial)
             finally:
                 shutil.rmtree(own, ignore_errors=True)
@@ -232,8 +232,8 @@ def _read_store_attributes(store: Path) -> dict[str, Any]:
     The dictionary is empty if there is no store at this path, or if another program has written the store.
     """
     with suppress(FileNotFoundError, NotADirectoryError, ValueError):
-        said: Any = zarr.open_group(store, mode="r", zarr_format=3).attrs.get(STORE_KEY, {})
-        return said
+        attributes: Any = zarr.open_group(store, mode="r", zarr_format=3).attrs.get(STORE_KEY, {})
+        return attributes
     return {}
 
 

@@ -340,10 +340,9 @@ def _value_ranges(source: ImageSource, names: list[str], where: str) -> tuple[np
     for block in iterate_blocks(len(rows), _ROWS_PER_BLOCK):
         values = source.read(rows[block])
         low, high = np.fmin(low, values.min(0)), np.fmax(high, values.max(0))
-        if not np.isfinite(values.sum(dtype=np.float64)):
-            broken = ~np.isfinite(values)
-            bad |= broken.any(0)
-            bad_rows += rows[block][broken.any(1)].tolist()
+        broken = ~np.isfinite(values)
+        bad |= broken.any(0)
+        bad_rows += rows[block][broken.any(1)].tolist()
     if bad_rows:
         msg = (
             f"{where} has missing or infinite values in {format_count(bad.sum(), 'feature')} "

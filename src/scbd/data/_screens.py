@@ -255,12 +255,12 @@ def verify_screen(path: str | os.PathLike[str]) -> None:
     """
     path = local_path(path)
     group = open_store(path)
-    said: Any = group.attrs.get(STORE_KEY)
+    recorded: Any = group.attrs.get(STORE_KEY)
     arrays = block_arrays(group, fast=True)
-    if said is None or not arrays:
+    if recorded is None or not arrays:
         msg = f"{path} has no checksums: scbd verifies what write_screen and embed_to have written."
         raise ValueError(msg)
-    wrong = [] if digest_of_tables(path, arrays) == said["tables"] else ["its tables are not what was written"]
+    wrong = [] if digest_of_tables(path, arrays) == recorded["tables"] else ["its tables are not what was written"]
     with progress_bar("Verifying", sum(array.shape[0] for array in arrays.values())) as bar:
         for array in arrays.values():
             size = (array.shards or array.chunks)[0]
@@ -568,10 +568,7 @@ def _copy_if_chunked(plate: Crops, folder: Path, stack: ExitStack) -> Crops:
     chunk_rows = getattr(source, "chunk_rows", 1)
     if chunk_rows == 1:
         return plate
-    n, step = (
-        source.shape[0],
-        chunk_rows * max(1, rows_per_block(source.shape, source.dtype, _BLOCK_BYTES) // chunk_rows),
-    )
+    n_chunks = max(1, rows_per_block(source.shape, source.dtype, _BLOCK_BYTES) // chunk_rows)
     # the temporary file has no name, so that the operating system deletes it even if the process is killed
     file = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
     images: np.ndarray = np.memmap(file, source.dtype, "w+", shape=source.shape)
@@ -579,8 +576,8 @@ def _copy_if_chunked(plate: Crops, folder: Path, stack: ExitStack) -> Crops:
     def read(rows: slice) -> int:
         return len(source.read(rows, out=images[rows]))
 
-    blocks = iterate_blocks(n, step)
-    with progress_bar(f"Reading {plate.name}", n) as bar:
+    blocks = iterate_blocks(source.shape[0], n_chunks * chunk_rows)
+    with progress_bar(f"Reading {plate.name}", source.shape[0]) as bar:
         for n_read in map_in_threads(read, blocks) if getattr(source, "concurrent", False) else map(read, blocks):
             bar.update(n_read)
     return replace(plate, images=ArraySource(images, plate.name))
@@ -725,8 +722,6 @@ def _unique_names(plates: Sequence[Crops]) -> pd.Index:
     together = names[0].append(names[1:])
     if len(names) > 1 and not together.is_unique:
         together = pd.Index([f"{name}-{number}" for number, of_plate in enumerate(names) for name in of_plate])
-    if together.is_unique:
-        return together
     with warnings.catch_warnings():
         # suppress the warning that some names already end in a number, since the result is unique anyway
         warnings.filterwarnings("ignore", "Suffix used", UserWarning)
@@ -749,12 +744,8 @@ def _add_source_column(obs: pd.DataFrame, plates: Sequence[Crops]) -> pd.DataFra
     new = [number for number, plate in enumerate(plates) if SOURCE_COLUMN not in plate.obs]
     if len(plates) == 1 or not new:
         return obs
-    old = {
-        str(name)
-        for plate in plates
-        if SOURCE_COLUMN in plate.obs
-        for name in plate.obs[SOURCE_COLUMN].dropna().unique()
-    }
+    kept = [plate.obs[SOURCE_COLUMN] for plate in plates if SOURCE_COLUMN in plate.obs]
+    old = {str(name) for column in kept for name in column.dropna().unique()}
     names = dict(zip(new, unique_file_names([plates[number].name for number in new], old), strict=True))
     plate_of = np.repeat(np.arange(len(plates), dtype=np.int32), [len(plate.obs) for plate in plates])
     if not old:

@@ -165,65 +165,38 @@ class ZarrSource:
             rows, places, chunks = rows[~empty], places[~empty], chunks[~empty]
         if not len(rows):
             return
-        # test whether chunks are uncompressed and hold one row each, with or without a checksum at the end
+        # if chunks are not compressed and hold one row each, with or without a checksum at the end, read adjacent
+        # chunks with one system call, and do not verify their checksums
         if self.chunk_rows == 1 and self._decoders in ([_copy_bytes], [_strip_checksum, _copy_bytes]):
-            self._read_plain(self._key(number), offsets[chunks], lengths[chunks], places, out)
+            offsets, length, size = offsets[chunks], int(lengths[chunks[0]]), out[:1].nbytes
+            for start, stop in iterate_runs(np.diff(offsets) != length):
+                data = self._files.read(self._key(number), int(offsets[start]), (stop - start) * length)
+                pixels = np.frombuffer(data, np.uint8).reshape(stop - start, length)[:, :size].view(out.dtype)
+                out[places[start:stop]] = pixels.reshape(stop - start, *out.shape[1:])
         else:
-            self._read_chunks(self._key(number), offsets, lengths, rows, chunks, places, out)
-
-    def _read_plain(
-        self, key: str, offsets: np.ndarray, lengths: np.ndarray, places: np.ndarray, out: np.ndarray
-    ) -> None:
-        """Read uncompressed chunks of one row each directly into ``out``, without verifying their checksums.
-
-        Chunks that are adjacent in the file are read with one system call.
-
-        Parameters
-        ----------
-        key
-            Name of the file.
-        offsets, lengths
-            Position and length of each chunk in the file, in bytes. The length includes the checksum.
-        places
-            Position in ``out`` for the row of each chunk.
-        out
-            Array to write the rows to.
-        """
-        size, length = out[:1].nbytes, int(lengths[0])
-        for start, stop in iterate_runs(np.diff(offsets) != lengths[:-1]):
-            data = self._files.read(key, int(offsets[start]), (stop - start) * length)
-            pixels = data.reshape(stop - start, length)[:, :size].view(out.dtype)
-            out[places[start:stop]] = pixels.reshape(stop - start, *out.shape[1:])
+            self._read_chunks(number, rows, chunks, places, out)
 
     def _read_chunks(
-        self,
-        key: str,
-        offsets: np.ndarray,
-        lengths: np.ndarray,
-        rows: np.ndarray,
-        chunks: np.ndarray,
-        places: np.ndarray,
-        out: np.ndarray,
+        self, number: int, rows: np.ndarray, chunks: np.ndarray, places: np.ndarray, out: np.ndarray
     ) -> None:
-        """Read chunks of one file, decode them one by one, and copy the requested rows to ``out``.
+        """Read chunks of one shard, decode them one by one, and copy the requested rows to ``out``.
 
         Chunks that lie close together in the file are read with one system call.
 
         Parameters
         ----------
-        key
-            Name of the file.
-        offsets, lengths
-            Position and length, in bytes, of each chunk in the file.
+        number
+            Number of the shard.
         rows
             Requested row numbers in the whole array, in ascending order.
         chunks
-            For each requested row, the number of its chunk in the file.
+            For each requested row, the number of its chunk in the shard.
         places
             For each requested row, its position in ``out``.
         out
             Array to write the rows to.
         """
+        offsets, lengths = self._indices[number]
         edges = list(iterate_runs(np.diff(chunks) != 0))
         wanted = chunks[[start for start, _ in edges]]
         starts, ends = offsets[wanted], offsets[wanted] + lengths[wanted]
@@ -232,7 +205,7 @@ class ZarrSource:
         chunk = np.empty((self.chunk_rows, *self.shape[1:]), self.dtype)
         for begin, end in iterate_runs((gaps < 0) | (gaps > _MAX_GAP_BYTES)):
             base = int(starts[begin])
-            data = memoryview(self._files.read(key, base, int(ends[end - 1]) - base))
+            data = self._files.read(self._key(number), base, int(ends[end - 1]) - base)
             for i in range(begin, end):
                 start, stop = edges[i]
                 coded = data[int(starts[i]) - base : int(ends[i]) - base]
@@ -314,7 +287,7 @@ def _option_text(choice: Any) -> str:
     return str(getattr(choice, "value", choice))
 
 
-def _strip_checksum(data: bytes | memoryview | np.ndarray) -> memoryview:
+def _strip_checksum(data: bytes | memoryview) -> memoryview:
     """Verify the checksum at the end of the bytes of a chunk, and return the bytes before it.
 
     The last four bytes are the CRC-32C checksum of all bytes before them.
@@ -353,7 +326,7 @@ class _ByteRangeReader:
         self.folder = folder
         self._open: OrderedDict[str, int] = OrderedDict()
 
-    def read(self, key: str, start: int, length: int) -> np.ndarray:
+    def read(self, key: str, start: int, length: int) -> memoryview:
         """Read a range of bytes from a file.
 
         Parameters
@@ -365,10 +338,6 @@ class _ByteRangeReader:
         length
             Number of bytes to read.
 
-        Returns
-        -------
-        The bytes, uint8 ``(length,)``.
-
         Raises
         ------
         FileNotFoundError
@@ -379,7 +348,7 @@ class _ByteRangeReader:
         descriptor = self._descriptor(key)
         if start < 0:
             start += os.fstat(descriptor).st_size
-        data, n_read = np.empty(length, np.uint8), 0
+        data, n_read = np.empty(length, np.uint8).data, 0
         while n_read < length:  # a system call reads at most 2 GiB
             n = os.preadv(descriptor, [data[n_read:]], start + n_read) if start >= 0 else 0
             if not n:
