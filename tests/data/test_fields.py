@@ -28,7 +28,7 @@ X = InputLocation(layer="X")
         (LabelField("e", ["plate", "well"]), {"n_e": 3}),
     ],
 )
-def test_fields_are_counted_and_shown(cells, field, stats):
+def test_field_registered_cells_returns_summary_and_table(cells, field, stats):
     cells.obsm["dino"] = np.random.default_rng(0).normal(size=(96, 5)).astype(np.float32)
     field.validate_field(cells)
     state = field.register_field(cells)
@@ -41,7 +41,7 @@ def test_fields_are_counted_and_shown(cells, field, stats):
 # images
 
 
-def test_image_field_records_what_the_images_are(cells):
+def test_image_field_register_returns_shape_dtype_and_channels(cells):
     state = ImageField("image", IMAGE_KEY).register_field(cells)
     assert (state["image_shape"], state["dtype"]) == ((2, 16, 16), "uint8")
     assert state["channels"] == state["var_names"] == ["channel_0", "channel_1"]
@@ -50,7 +50,7 @@ def test_image_field_records_what_the_images_are(cells):
 @pytest.mark.parametrize(
     ("other", "said"), [({"shape": (3, 16, 16)}, "3 channels of uint8"), ({"dtype": "uint16"}, "2 channels of uint16")]
 )
-def test_new_images_are_held_to_the_registered_ones(cells, other, said):
+def test_image_field_transfer_other_channels_or_dtype_raises(cells, other, said):
     field = ImageField("image", IMAGE_KEY)
     state = field.register_field(cells)
     with pytest.raises(ValueError, match=said):
@@ -58,14 +58,14 @@ def test_new_images_are_held_to_the_registered_ones(cells, other, said):
     assert field.transfer_field(state, make_cells(8, shape=(2, 20, 20))) == state
 
 
-def test_missing_images(cells):
+def test_image_field_missing_key_raises(cells):
     with pytest.raises(KeyError, match="no 'single_cell_image'"):
         ImageField("image", "single_cell_image").register_field(cells)
 
 
 @pytest.fixture
 def read(monkeypatch):
-    """Rows that were read, one number a row."""
+    """Return a list to which the number of each row that is read is appended."""
     rows: list[int] = []
     original = ArraySource.read
 
@@ -83,8 +83,8 @@ def mapped(cells: AnnData, tmp_path) -> AnnData:
     return cells
 
 
-def test_set_up_looks_at_a_few_cells_of_images_on_disk(tmp_path, read):
-    """It read every pixel of float images, twice where a model was loaded with them."""
+def test_image_field_images_on_disk_reads_64_cells(tmp_path, read):
+    """Regression: every pixel of float images was read, and twice if a model was loaded with them."""
     cells, field = mapped(make_cells(300, dtype="float32"), tmp_path), ImageField("image", IMAGE_KEY)
     state = field.register_field(cells)
     assert len(read) == len(set(read)) == 64
@@ -93,7 +93,7 @@ def test_set_up_looks_at_a_few_cells_of_images_on_disk(tmp_path, read):
     assert len(read) == 128
 
 
-def test_images_in_memory_are_looked_at_once(read):
+def test_image_field_images_in_memory_reads_each_cell_once(read):
     ImageField("image", IMAGE_KEY).register_field(make_cells(300, dtype="float32"))
     assert np.bincount(read, minlength=300).min() == 1 and len(read) == 300 + 64
 
@@ -102,7 +102,7 @@ def test_images_in_memory_are_looked_at_once(read):
     ("on_disk", "said"),
     [(False, r"in 150 of 300 cells \(rows 0, 2, 4"), (True, r"in \d+ of 64 cells .*\(rows (\d*[02468], ){5}…\)")],
 )
-def test_bad_pixels_are_named(tmp_path, on_disk, said):
+def test_image_field_non_finite_pixels_raises_with_rows(tmp_path, on_disk, said):
     cells = make_cells(300, dtype="float32")
     cells.obsm[IMAGE_KEY][::2, 1, 2, 2] = np.nan
     with pytest.raises(ValueError, match=said):
@@ -110,8 +110,8 @@ def test_bad_pixels_are_named(tmp_path, on_disk, said):
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_a_channel_that_shows_nothing_is_named(tmp_path, on_disk):
-    """The transparency of PNG files, for one; of one cell it says nothing."""
+def test_image_field_constant_channel_warns(tmp_path, on_disk):
+    """Such as the transparency of PNG files. A single cell is too few to tell."""
     cells = make_cells(shape=(3, 8, 8))
     cells.obsm[IMAGE_KEY][:, 1] = 255
     with pytest.warns(UserWarning, match=r"channel_1 \(255\)"):
@@ -131,7 +131,7 @@ def registered(adata: AnnData, inputs: InputLocation = X) -> dict:
     [X, InputLocation(layer="raw"), InputLocation(obsm_key="dino"), InputLocation(obsm_key="frame")],
     ids=lambda i: i.where,
 )
-def test_features_are_read_wherever_they_are(inputs):
+def test_match_features_any_location_returns_stored_values(inputs):
     wells = make_wells(n_features=4)
     wells.layers["raw"] = wells.X.astype(np.float64)
     wells.obsm["dino"] = wells.X.astype(np.float16)
@@ -145,7 +145,7 @@ def test_features_are_read_wherever_they_are(inputs):
 
 
 @given(order=st.permutations(range(6)), extra=st.integers(0, 3))
-def test_features_are_found_by_name(order, extra):
+def test_match_features_reordered_features_are_matched_by_name(order, extra):
     wells = make_wells(n_features=6, n_compounds=3, n_plates=2, n_controls=2)
     state = registered(wells)
     more = AnnData(
@@ -160,8 +160,8 @@ def test_features_are_found_by_name(order, extra):
     np.testing.assert_array_equal(out, wells.X[2:4])
 
 
-def test_numbers_are_names_and_a_missing_feature_is_named():
-    """AnnData calls features 0, 1, … where nobody names them."""
+def test_match_features_numbered_names_are_matched_and_missing_raises():
+    """AnnData names features 0, 1, … by default."""
     values = np.random.default_rng(0).normal(size=(5, 20)).astype(np.float32)
     table = AnnData(values)
     state = registered(table[:, :10].copy())
@@ -170,7 +170,7 @@ def test_numbers_are_names_and_a_missing_feature_is_named():
         match_features(table[:, 2:].copy(), X, state)
 
 
-def test_features_without_names_go_by_their_place():
+def test_match_features_without_names_are_matched_by_position():
     wells, dino = make_wells(n_features=6), InputLocation(obsm_key="dino")
     wells.obsm["dino"] = wells.X.copy()
     wells.obsm["dino"][:, 2] = 1
@@ -182,7 +182,7 @@ def test_features_without_names_go_by_their_place():
         match_features(wells, dino, state)
 
 
-def test_a_table_without_names_is_read_in_the_order_of_one_with_names():
+def test_match_features_names_missing_in_new_cells_warns():
     wells, dino = make_wells(n_features=3), InputLocation(obsm_key="dino")
     wells.obsm["dino"] = pd.DataFrame(wells.X, columns=list("abc"), index=wells.obs_names)
     state = registered(wells, dino)
@@ -191,7 +191,7 @@ def test_a_table_without_names_is_read_in_the_order_of_one_with_names():
         np.testing.assert_array_equal(match_features(wells, dino, state).read(slice(None)), wells.X)
 
 
-def test_missing_values_are_named_with_features_and_rows(tmp_path):
+def test_feature_field_non_finite_values_raises_with_features_and_rows(tmp_path):
     wells = make_wells(n_features=5)
     wells.X[[3, 7], 1] = np.nan
     wells.X[7, 4] = np.inf
@@ -213,7 +213,7 @@ def test_missing_values_are_named_with_features_and_rows(tmp_path):
     ],
 )
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
-def test_what_cannot_be_read_is_said(error, message, spoil):
+def test_feature_field_invalid_features_raises(error, message, spoil):
     wells = make_wells()
     spoil(wells)
     with pytest.raises(error, match=message):
@@ -223,7 +223,7 @@ def test_what_cannot_be_read_is_said(error, message, spoil):
 @pytest.mark.parametrize(
     "dtypes", [["Float64", "Float32"], ["float64[pyarrow]", "int64[pyarrow]"], ["float32", "bool"]]
 )
-def test_numbers_of_a_frame_are_features_however_they_are_stored(dtypes):
+def test_feature_field_frame_of_any_number_dtype_is_read(dtypes):
     wells, inputs = make_wells(n_features=2), InputLocation(obsm_key="frame")
     frame = pd.DataFrame((wells.X > 0).astype(int), index=wells.obs_names, columns=["a", "b"])
     wells.obsm["frame"] = frame.astype(dict(zip(frame, dtypes, strict=True)))
@@ -231,7 +231,7 @@ def test_numbers_of_a_frame_are_features_however_they_are_stored(dtypes):
     assert registered(wells, inputs)["features"] == ["a", "b"]
 
 
-def test_text_and_missing_values_of_a_frame_are_named():
+def test_feature_field_frame_with_text_or_missing_values_raises():
     wells, inputs = make_wells(n_features=3), InputLocation(obsm_key="frame")
     frame = pd.DataFrame(wells.X, index=wells.obs_names).add_prefix("f").convert_dtypes()
     wells.obsm["frame"] = frame.assign(plate=wells.obs["plate"].astype(str))
@@ -252,7 +252,7 @@ def labels_of(field: LabelField, cells: AnnData, categories: list) -> list:
     return [categories[code] for code in codes]
 
 
-def test_one_column_keeps_its_categories_whatever_the_order_of_the_table_s_own(cells):
+def test_label_field_reordered_categories_returns_equal_labels(cells):
     field = LabelField("y", "gene")
     categories = field.register_field(cells)["categories"]
     assert categories == [f"gene_{i}" for i in range(4)]
@@ -261,7 +261,7 @@ def test_one_column_keeps_its_categories_whatever_the_order_of_the_table_s_own(c
     assert labels_of(field, cells, categories) == cells.obs["gene"].tolist()
 
 
-def test_several_columns_are_crossed(cells):
+def test_label_field_several_columns_are_crossed(cells):
     field = LabelField("e", ["plate", "well"])
     expected = (cells.obs["plate"].astype(str) + CROSS_SEPARATOR + cells.obs["well"].astype(str)).tolist()
     assert labels_of(field, cells, field.register_field(cells)["categories"]) == expected
@@ -269,14 +269,14 @@ def test_several_columns_are_crossed(cells):
     assert len(cells.obs.columns) == 3  # nothing was added
 
 
-def test_unused_categories_and_numbers(cells):
+def test_label_field_unused_categories_are_not_registered(cells):
     kept = cells[cells.obs["gene"] != "gene_2"].copy()
     assert LabelField("y", "gene").register_field(kept)["categories"] == ["gene_0", "gene_1", "gene_3"]
     kept.obs["dose"] = np.arange(kept.n_obs) % 3
     assert LabelField("y", "dose").register_field(kept)["categories"] == [0, 1, 2]
 
 
-def test_unseen_labels_extend_the_registered_ones(cells):
+def test_label_field_unseen_labels_are_appended(cells):
     field = LabelField("e", "well")
     state = field.register_field(cells)
     new = make_cells(10)
@@ -286,7 +286,7 @@ def test_unseen_labels_extend_the_registered_ones(cells):
     assert unknown == ["well_9"] and "'well_9'" in field.unknown(unknown)
 
 
-def test_one_value_is_nothing_to_contrast(cells):
+def test_label_field_single_value_raises(cells):
     cells.obs["one"] = "same"
     with pytest.raises(ValueError, match=r"obs\['one'\] \('same'\)"):
         LabelField("y", "one").register_field(cells)

@@ -19,7 +19,7 @@ from scbd.data._inferred import _subtract_group_means
 def make_features(
     n: int = 600, *, apart: float = 6.0, seed: int = 0, n_days: int = 2, loud: float = 20.0, plates: float = 4.0
 ) -> AnnData:
-    """A day shifts one feature by so many standard deviations; genes shift another, and a third one is just loud."""
+    """Return features: days shift the first by ``apart``, genes the second; the third has a large variance."""
     rng = np.random.default_rng(seed)
     gene, day, plate = rng.integers(5, size=n), rng.integers(n_days, size=n), rng.integers(3, size=n)
     values = rng.normal(size=(n, 6))
@@ -35,7 +35,7 @@ def agreement(adata: AnnData, found: InferredEnvironments, key: str = "day") -> 
     return adjusted_rand_score(adata.obs[key], found.labels)
 
 
-def test_groups_are_those_that_lie_apart_and_not_those_of_what_is_loud():
+def test_infer_environments_separated_groups_are_found_despite_feature_of_large_variance():
     adata = make_features(loud=50.0)
     adata = AnnData(np.delete(np.asarray(adata.X), 3, axis=1), obs=adata.obs)  # no plates
     found = infer_environments(adata, "gene")
@@ -44,7 +44,7 @@ def test_groups_are_those_that_lie_apart_and_not_those_of_what_is_loud():
     counts = found.labels.value_counts()
     assert list(counts.index) == ["inferred_1", "inferred_2"]  # the most frequent first
     assert found.axes.shape == (600, 2) and found.axes.dtype == np.float32 and found.gain > 0.3
-    # the first axis tells them
+    # the first axis separates them
     one = (found.labels == "inferred_1").to_numpy()
     means, sds = zip(*((found.axes[part, 0].mean(), found.axes[part, 0].std()) for part in (one, ~one)), strict=True)
     assert abs(means[0] - means[1]) > 4 * max(sds)
@@ -52,7 +52,7 @@ def test_groups_are_those_that_lie_apart_and_not_those_of_what_is_loud():
 
 @settings(max_examples=6)
 @given(st.integers(0, 100), st.integers(2, 4))
-def test_units_of_features_do_not_count(seed, n_days):
+def test_infer_environments_linearly_mixed_features_returns_equal_groups(seed, n_days):
     adata = make_features(400, seed=seed, n_days=n_days, apart=9.0)
     adata = AnnData(np.asarray(adata.X)[:, [0, 1, 4]], obs=adata.obs)
     mixed = np.random.default_rng(seed).normal(size=(3, 3)) + 3 * np.eye(3)
@@ -62,19 +62,19 @@ def test_units_of_features_do_not_count(seed, n_days):
     assert adjusted_rand_score(one.labels, two.labels) > 0.99
 
 
-def test_where_features_lie_does_not_count():
+def test_infer_environments_shifted_features_returns_equal_groups():
     adata = make_features(apart=9.0)
     one, two = (infer_environments(AnnData(adata.X.astype(float) + at, obs=adata.obs), "gene") for at in (0, 1e8))
     assert adjusted_rand_score(one.labels, two.labels) > 0.99
 
 
-def test_perturbations_are_no_groups():
+def test_infer_environments_perturbation_effects_are_not_groups():
     adata = make_features(apart=8.0)
-    adata = AnnData(np.asarray(adata.X)[:, :2], obs=adata.obs)  # genes are five groups, which lie further apart
+    adata = AnnData(np.asarray(adata.X)[:, :2], obs=adata.obs)  # genes form five groups with larger distances
     assert agreement(adata, infer_environments(adata, "gene")) > 0.97
 
 
-def test_beside_known_plates_a_further_one_is_found():
+def test_infer_environments_e_key_given_finds_further_environment():
     adata = make_features(apart=4.5, plates=15.0)
     assert agreement(adata, infer_environments(adata, "gene", 3), "plate") > 0.95
     further = infer_environments(adata, "gene", 2, e_key="plate")
@@ -82,7 +82,7 @@ def test_beside_known_plates_a_further_one_is_found():
     assert abs(agreement(adata, further, "plate")) < 0.05
 
 
-def test_images_by_mean_and_spread_of_their_channels():
+def test_infer_environments_images_returns_wells():
     screen = datasets.simulated_screen(1500, image_size=16, n_complexes=3, genes_per_complex=2, well_effect=2.0)
     found = infer_environments(screen, "gene", 6)
     assert agreement(screen, found, "well") > 0.9
@@ -90,11 +90,11 @@ def test_images_by_mean_and_spread_of_their_channels():
     assert agreement(screen, grey, "well") < agreement(screen, found, "well")
 
 
-def test_learned_from_some_and_given_to_all():
+def test_infer_environments_fit_or_control_given_assigns_all_cells():
     adata = make_features()
     fit = np.arange(adata.n_obs) < 300
     moved = adata.copy()
-    moved.X[~fit, 4] += 100  # a group that is not learned from
+    moved.X[~fit, 4] += 100  # a group outside of fit
     found = infer_environments(moved, "gene", e_key="plate", fit=fit)
     assert adjusted_rand_score(adata.obs["day"][fit], found.labels[fit]) > 0.9
     assert found.labels.notna().all()
@@ -103,7 +103,7 @@ def test_learned_from_some_and_given_to_all():
     assert agreement(more, of_controls) > 0.9
 
 
-def test_the_same_seed_finds_the_same():
+def test_infer_environments_equal_seed_returns_equal_result():
     adata = make_features(apart=2.0)
     one, two = (infer_environments(adata, "gene", 3, seed=4) for _ in range(2))
     pd.testing.assert_series_equal(one.labels, two.labels)
@@ -111,8 +111,8 @@ def test_the_same_seed_finds_the_same():
 
 
 @pytest.mark.parametrize("seed", [1, 13, 20])
-def test_a_gain_by_chance_is_none(seed):
-    """Of noise, two groups may describe the cells left out a little better than one."""
+def test_infer_environments_noise_warns(seed):
+    """By chance, two groups may describe held-out cells of a single group slightly better than one does."""
     rng = np.random.default_rng(seed)
     gene = np.repeat(np.arange(50), 20)
     values = 2 * rng.normal(size=(50, 6))[gene] + rng.normal(size=(1000, 6))
@@ -121,7 +121,7 @@ def test_a_gain_by_chance_is_none(seed):
         assert infer_environments(adata, "gene", seed=seed).gain < 0.05
 
 
-def test_where_there_are_no_groups_it_is_said():
+def test_infer_environments_no_groups_warns_and_gain_is_not_positive():
     rng = np.random.default_rng(0)
     obs = pd.DataFrame({"gene": rng.integers(3, size=400)}, index=[f"c{i}" for i in range(400)])
     adata = AnnData(rng.normal(size=(400, 4)).astype(np.float32), obs=obs)
@@ -129,26 +129,26 @@ def test_where_there_are_no_groups_it_is_said():
         assert infer_environments(adata, "gene", 6).gain <= 0
 
 
-def test_a_gain_within_its_error_is_none(monkeypatch):
-    """Of groups that there are: what counts is the gain beside its standard error, and not its sign."""
+def test_infer_environments_gain_within_its_error_warns(monkeypatch):
+    """The gain is compared with its standard error, even if groups are separated."""
     monkeypatch.setattr(_inferred, "_MIN_GAIN_IN_STANDARD_ERRORS", 1e6)
     with pytest.warns(UserWarning, match="do not form 2 groups"):
         assert infer_environments(make_features(), "gene").gain > 0.3
 
 
-def test_groups_that_lie_apart_pass_without_a_word():
+def test_infer_environments_separated_groups_does_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert infer_environments(make_features(), "gene", e_key="plate").gain > 0.3
 
 
-def test_one_feature_and_two_groups():
+def test_infer_environments_single_feature_returns_one_axis():
     adata = make_features()
     found = infer_environments(AnnData(np.asarray(adata.X)[:, :1], obs=adata.obs), "gene")
     assert agreement(adata, found) > 0.97 and not found.axes[:, 1].any()
 
 
-def test_an_embedding_may_be_looked_at():
+def test_infer_environments_obsm_key_given_reads_embedding():
     adata = make_features()
     adata.obsm["z"] = np.asarray(adata.X)[:, :2].copy()
     assert agreement(adata, infer_environments(adata, "gene", obsm_key="z")) > 0.97
@@ -169,7 +169,7 @@ def test_an_embedding_may_be_looked_at():
         ({"layer": "missing"}, ValueError, r"1 cell \(rows 3\)"),
     ],
 )
-def test_bad_input(how, error, said):
+def test_infer_environments_invalid_input_raises(how, error, said):
     adata = make_features(100)
     adata.layers["same"], adata.layers["missing"] = np.ones_like(adata.X), np.array(adata.X)
     adata.layers["missing"][3, 2] = np.nan
@@ -177,7 +177,7 @@ def test_bad_input(how, error, said):
         infer_environments(adata, **{"y_key": "gene", **how})
 
 
-def test_a_cell_without_a_label_is_told():
+def test_infer_environments_missing_label_raises():
     cells = make_cells()
     cells.obs.loc[cells.obs_names[2], "gene"] = np.nan
     with pytest.raises(ValueError, match="1 of 96 cells"):
@@ -186,12 +186,12 @@ def test_a_cell_without_a_label_is_told():
 
 @settings(max_examples=20)
 @given(st.integers(0, 1000), st.integers(-12, 12))
-def test_what_labels_have_in_common_is_taken_away_whatever_the_units(seed, exponent):
-    """The search for it ended when that of the largest feature had settled."""
+def test_subtract_group_means_any_units_is_equal_to_least_squares(seed, exponent):
+    """Regression: the iteration ended when the feature in the largest unit had converged."""
     rng = np.random.default_rng(seed)
     n = 200
     one = rng.integers(5, size=n)
-    other = np.where(rng.random(n) < 0.7, one, rng.integers(5, size=n))  # mostly the same: the search takes its time
+    other = np.where(rng.random(n) < 0.7, one, rng.integers(5, size=n))  # mostly equal, so that convergence is slow
     values = np.column_stack([rng.normal(size=n), one + 3 * other + rng.normal(size=n)])
     units = 10.0 ** np.array([-exponent, exponent])
     left = _subtract_group_means(values * units, [one, other]) / units
@@ -200,7 +200,7 @@ def test_what_labels_have_in_common_is_taken_away_whatever_the_units(seed, expon
     np.testing.assert_allclose(left, expected, atol=1e-4)
 
 
-def test_features_in_small_units_are_seen_beside_one_in_large_units():
+def test_infer_environments_features_in_small_units_are_used():
     adata = make_features()
     adata.X = adata.X * np.where(np.arange(6) == 2, 1e6, 1e-4).astype(np.float32)
     assert agreement(adata, infer_environments(adata, ["gene", "plate"], 2)) > 0.95

@@ -23,7 +23,7 @@ def register(cells: AnnData, channels=None) -> dict:
 
 
 def named(names: list[str], column: bool = True) -> AnnData:
-    """Cells whose channels have names and hold their own number."""
+    """Return cells whose channels are named, and have their own number in the first pixel."""
     cells = make_cells(shape=(len(names), 8, 8))
     cells.var_names = names
     if column:
@@ -33,7 +33,7 @@ def named(names: list[str], column: bool = True) -> AnnData:
 
 
 def portrait() -> AnnData:
-    """As scPortrait writes them: masks first, in the same array."""
+    """Return cells as scPortrait stores them: masks are the first channels of the array."""
     cells = named(["nucleus", "cell", "DAPI", "ER"])
     cells.var["channel_mapping"] = ["mask", "mask", "image_channel", "image_channel"]
     cells.obsm[IMAGE_KEY][:, :, 1, 1] = np.arange(96)[:, None]  # no channel is constant
@@ -50,16 +50,16 @@ def numbers(images: np.ndarray) -> list[int]:
         (pd.DataFrame({"channels": ["DAPI", "actin"]}, index=["a", "b"]), ["DAPI", "actin"]),
         (pd.DataFrame(index=["a", "b"]), ["a", "b"]),
         (pd.DataFrame(), ["channel_0", "channel_1"]),
-        (pd.DataFrame(index=[f"gene_{i}" for i in range(300)]), ["channel_0", "channel_1"]),  # of X beside the images
+        (pd.DataFrame(index=[f"gene_{i}" for i in range(300)]), ["channel_0", "channel_1"]),  # features in X
     ],
 )
-def test_names_are_those_of_the_column_else_of_var_else_numbers(var, names):
+def test_channel_names_any_var_returns_column_index_or_numbers(var, names):
     assert channel_names(var, 2, IMAGE_KEY) == names
 
 
 @pytest.mark.parametrize("column", [True, False])
-def test_names_that_were_cut_without_the_images(tmp_path, column):
-    """`adata[:, names]` cuts var alone, and images would go on under numbers, all of them."""
+def test_channel_names_fewer_than_channels_raises(tmp_path, column):
+    """`adata[:, names]` selects rows of var but not channels of images, which would all be used under numbers."""
     cut = named(["a", "b", "c"], column)[:, ["a", "c"]].copy()
     cut.write_h5ad(tmp_path / "mapped.h5ad")
     cut.write_h5ad(tmp_path / "chunked.h5ad", compression="gzip")
@@ -70,11 +70,11 @@ def test_names_that_were_cut_without_the_images(tmp_path, column):
     ):
         with pytest.raises(ValueError, match=r"2 (channels|names) \(a, c\), .* has 3"):
             read(what)
-    if not column:  # a user may say that var is of something else
+    if not column:  # var may describe something else
         assert register(cut, [0, 1, 2])["channels"] == ["channel_0", "channel_1", "channel_2"]
 
 
-def test_the_same_channels_in_another_order_are_refused_and_others_warned_of():
+def test_check_channel_names_other_order_raises_other_names_warns():
     known = register(named(["a", "b", "c"]))
     check_channel_names(named(["a", "b", "c"]).var, 3, known, IMAGE_KEY)
     with pytest.raises(ValueError, match="channels c, a, b, .* with a, b, c"):
@@ -87,7 +87,7 @@ def test_the_same_channels_in_another_order_are_refused_and_others_warned_of():
     check_channel_names(named(["a", "b", "c"]).var, 3, numbered, IMAGE_KEY)
 
 
-def test_masks_are_left_out_with_a_line(tmp_path, caplog):
+def test_channels_masks_are_excluded_and_logged(tmp_path, caplog):
     cells = portrait()
     said = "nucleus, cell are masks (var['channel_mapping'])"
     state = register(cells)
@@ -112,7 +112,7 @@ def test_masks_are_left_out_with_a_line(tmp_path, caplog):
         ({"dna": "DAPI", "mask": 0}, [2, 0], ["dna", "mask"]),
     ],
 )
-def test_channels_can_be_chosen_wherever_cells_are_read(tmp_path, channels, places, names):
+def test_channels_given_select_equal_channels_in_all_readers(tmp_path, channels, places, names):
     cells = portrait()
     cells.write_h5ad(tmp_path / "cells.h5ad")
     crops = read_crops(tmp_path / "cells.h5ad", channels=channels)
@@ -124,7 +124,7 @@ def test_channels_can_be_chosen_wherever_cells_are_read(tmp_path, channels, plac
 
 
 @given(st.permutations(range(4)), st.integers(1, 4), st.lists(st.integers(0, 95), max_size=5))
-def test_chosen_channels_are_those_of_the_array(order, k, rows):
+def test_select_columns_any_channels_is_equal_to_indexing(order, k, rows):
     images = make_cells(shape=(4, 3, 3)).obsm[IMAGE_KEY]
     names = ["a", "b", "c", "d"]
     places, called = resolve_channels(names, [names[place] for place in order[:k]], "images")
@@ -133,7 +133,7 @@ def test_chosen_channels_are_those_of_the_array(order, k, rows):
     assert called == [names[place] for place in order[:k]] and source.shape == (96, k, 3, 3)
 
 
-def test_channels_without_names_get_them():
+def test_resolve_channels_default_names_are_replaced():
     assert resolve_channels(["channel_0", "channel_1"], ["dna", "actin"], "x") == ([0, 1], ["dna", "actin"])
     assert resolve_channels(["channel_0", "channel_1"], ["channel_1"], "x") == ([1], ["channel_1"])
     with pytest.raises(KeyError, match="x has 2 channels without names: name all of them, or give numbers, not 'dna'"):
@@ -151,13 +151,13 @@ def test_channels_without_names_get_them():
         (["a", 0], ValueError, "twice"),
     ],
 )
-def test_channels_that_cannot_be_chosen(channels, error, message):
+def test_resolve_channels_invalid_channels_raises(channels, error, message):
     with pytest.raises(error, match=message):
         resolve_channels(["a", "b", "b"], channels, "images")
 
 
 @pytest.mark.filterwarnings("ignore:z_c has collapsed")  # two steps do not train a model
-def test_a_model_knows_its_channels_in_other_cells(hasty):
+def test_model_cells_with_other_channels_are_matched_or_raises(hasty):
     cells = portrait()
     SCBDModel.setup_anndata(cells, y_key="gene", e_key="well", channels=[3, "DAPI"])
     model = SCBDModel(cells)
@@ -177,13 +177,13 @@ def test_a_model_knows_its_channels_in_other_cells(hasty):
         model.get_latent_representation(one)
 
 
-def test_channels_of_features_are_refused():
+def test_input_location_channels_of_features_raises():
     with pytest.raises(ValueError, match="channels"):
         InputLocation.found(make_wells(), channels=["a"])
 
 
-def test_layers_are_named_without_x():
-    """To anndata 0.13 it is one of them."""
+def test_input_location_missing_layer_raises_with_keys_without_x():
+    """From version 0.13 on, anndata lists X among the layers."""
     wells = make_wells()
     wells.layers["scaled"] = wells.X
     with pytest.raises(KeyError, match=r"layers has no 'scales' \(its keys: scaled\)"):
@@ -191,7 +191,7 @@ def test_layers_are_named_without_x():
 
 
 @pytest.mark.parametrize("resize", [True, False])
-def test_sizes_that_a_model_takes(resize):
+def test_check_images_match_registered_other_size_raises(resize):
     def images(height: int, width: int) -> ImageSource:
         return image_source(make_cells(8, shape=(2, height, width)), IMAGE_KEY)
 
@@ -204,5 +204,5 @@ def test_sizes_that_a_model_takes(resize):
             check_images_match_registered(images(32, 48), state, IMAGE_KEY, resize)
     with pytest.raises(ValueError, match="32 × 32"):
         check_images_match_registered(images(32, 32), state, IMAGE_KEY, resize)
-    # where the model is not known yet
+    # resize is not given: the size is not checked
     check_images_match_registered(images(32, 32), state, IMAGE_KEY)

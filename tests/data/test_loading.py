@@ -1,5 +1,3 @@
-"""Rows become tensors, and batches."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -21,7 +19,7 @@ def module(n: int = 60, n_labels: int = 3, **kwargs) -> tuple[ImageDataModule, n
     return ImageDataModule(ArraySource(images), y, y // 2, split, **kwargs), y
 
 
-def test_batches_keep_images_and_labels_together_as_integers():
+def test_train_dataloader_batches_have_images_and_codes_of_the_same_cells():
     data, y = module(batch_size=8, max_steps=12)
     batches = list(data.train_dataloader())
     assert len(batches) == 12
@@ -34,14 +32,14 @@ def test_batches_keep_images_and_labels_together_as_integers():
         np.testing.assert_array_equal(batch["e"], y[rows] // 2)
 
 
-def test_codes_of_few_bits_come_as_wide_ones():
-    """What pandas makes of few categories is an int8, in which no pairs can be counted."""
+def test_image_data_module_int8_codes_become_int64():
+    """Codes of few categories are int8 in pandas, in which pairs of cells cannot be counted."""
     source, codes = ArraySource(np.zeros((6, 1, 4, 4), dtype="uint8")), np.arange(6, dtype="int8") % 2
     batch = ImageDataModule(source, codes, codes, Split(np.arange(6)), batch_size=4).example_batch()
     assert batch["y"].dtype == batch["e"].dtype == torch.int64
 
 
-def test_validation_is_the_same_each_time_and_of_validation_cells():
+def test_val_dataloader_each_pass_yields_equal_batches_of_validation_cells():
     data, _ = module(batch_size=8)
     loader = data.val_dataloader()
     assert isinstance(loader, BatchLoader)
@@ -53,7 +51,7 @@ def test_validation_is_the_same_each_time_and_of_validation_cells():
 
 
 @pytest.mark.parametrize("perturbations", [None, 4])
-def test_validation_cells_are_matched_by_training_cells_in_batches_of_the_same_labels(perturbations):
+def test_matched_dataloader_batches_have_labels_of_validation_batches(perturbations):
     data, _ = module(batch_size=8, perturbations_per_batch=perturbations)
     loaders: list[Any] = [data.val_dataloader(), data.matched_dataloader()]
     of_validation, of_training = map(list, loaders)
@@ -65,7 +63,7 @@ def test_validation_cells_are_matched_by_training_cells_in_batches_of_the_same_l
     np.testing.assert_array_equal(again[0]["inputs"], of_training[0]["inputs"])
 
 
-def test_without_validation_cells():
+def test_val_dataloader_no_validation_cells_returns_empty_list():
     data, _ = module(n=40, batch_size=8)
     assert data.val_dataloader() == data.matched_dataloader() == []
     assert len(data.example_batch()["y"]) == 8
@@ -74,14 +72,14 @@ def test_without_validation_cells():
 @pytest.mark.parametrize(
     ("n_labels", "batch_size", "asked", "used"),
     [
-        (3, 24, "auto", None),  # eight partners by plain shuffling
-        (5, 30, "auto", 3),  # six: draw perturbations instead
-        (25, 40, "auto", None),  # single cells cannot fill such batches
+        (3, 24, "auto", None),  # shuffling gives eight cells per perturbation
+        (5, 30, "auto", 3),  # shuffling would give six
+        (25, 40, "auto", None),  # perturbations have too few cells
         (3, 8, 2, 2),
         (20, 8, None, None),
     ],
 )
-def test_how_batches_are_drawn(n_labels, batch_size, asked, used):
+def test_image_data_module_perturbations_per_batch_auto_is_chosen(n_labels, batch_size, asked, used):
     data, _ = module(n_labels=n_labels, batch_size=batch_size, perturbations_per_batch=asked)
     assert data.perturbations_per_batch == used
     batch = next(iter(data.train_dataloader()))
@@ -90,7 +88,7 @@ def test_how_batches_are_drawn(n_labels, batch_size, asked, used):
         assert len(batch["y"].unique()) <= -(-batch_size // (batch_size // used)) + 1
 
 
-def test_default_batch_is_all_cells_of_a_small_table():
+def test_image_data_module_few_cells_default_batch_has_all_cells():
     data, _ = module()
     assert data.batch_size == 40
     assert data.steps_per_epoch == 1
@@ -102,7 +100,7 @@ def on_disk(path: Path, images: np.ndarray) -> ArraySource:
     return ArraySource(mapped)
 
 
-def test_neighbours_are_drawn_from_disks_that_hold_them(tmp_path):
+def test_image_data_module_neighbours_auto_is_true_for_mixed_rows_on_disk(tmp_path):
     images = np.arange(240, dtype="uint8")[:, None, None, None] * np.ones((1, 1, 2, 2), dtype="uint8")
     disk, memory = on_disk(tmp_path / "i.npy", images), ArraySource(images)
     rng = np.random.default_rng(0)
@@ -111,10 +109,10 @@ def test_neighbours_are_drawn_from_disks_that_hold_them(tmp_path):
     settings: dict[str, Any] = {"batch_size": 24, "perturbations_per_batch": 3, "max_steps": 9}
     cases: list[tuple[ArraySource, np.ndarray, dict[str, Any], bool]] = [
         (disk, e, {}, True),
-        (memory, e, {}, False),  # reads any rows
-        (disk, in_turn, {}, False),  # well after well
+        (memory, e, {}, False),  # scattered rows are read as fast
+        (disk, in_turn, {}, False),  # rows are sorted by well
         (disk, e, {"mixed_by": [guide]}, True),
-        (disk, e, {"mixed_by": [guide, in_turn]}, False),  # plate after plate, of wells whose names repeat
+        (disk, e, {"mixed_by": [guide, in_turn]}, False),  # rows are sorted by plate
         (disk, e, {"preload": "device"}, False),
         (disk, e, {"neighbours": False}, False),
         (memory, e, {"neighbours": True}, True),
@@ -131,8 +129,8 @@ def test_neighbours_are_drawn_from_disks_that_hold_them(tmp_path):
 
 
 @pytest.mark.parametrize(("source", "neighbours"), [("memory", "auto"), ("disk", True)])
-def test_labels_are_not_looked_at_where_they_decide_nothing(source, neighbours, tmp_path):
-    """Of a table of millions, codes of all columns take a while."""
+def test_image_data_module_mixed_by_not_needed_is_not_consumed(source, neighbours, tmp_path):
+    """For millions of cells, computing the codes of all columns takes long."""
     images = np.ones((60, 1, 2, 2), dtype="uint8")
     images_of = {"memory": ArraySource(images), "disk": on_disk(tmp_path / "i.npy", images)}
 
@@ -147,7 +145,7 @@ def test_labels_are_not_looked_at_where_they_decide_nothing(source, neighbours, 
 
 
 @pytest.mark.parametrize("neighbours", [False, True])
-def test_validation_batches_hold_no_lone_cell(neighbours):
+def test_val_dataloader_batches_have_no_single_cell(neighbours):
     n = 400
     images, y = np.zeros((n, 1, 2, 2), dtype="uint8"), np.arange(n) % 20
     split = Split(train=np.arange(200), validation=np.arange(200, n))
@@ -163,7 +161,7 @@ def test_validation_batches_hold_no_lone_cell(neighbours):
     ("name", "value"),
     [("batch_size", 64), ("perturbations_per_batch", "all"), ("preload", "gpu"), ("neighbours", "some")],
 )
-def test_bad_settings_are_said_before_any_work(name, value):
+def test_image_data_module_invalid_setting_raises(name, value):
     with pytest.raises(ValueError, match=f"{name}.*{value}"):
         module(**{name: value})
 
@@ -177,7 +175,7 @@ def images_of(dtype: str, n: int = 20) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", IMAGE_DTYPES)
 @pytest.mark.parametrize("rows", ROWS, ids=str)
-def test_what_is_on_a_device_reads_as_the_array(dtype, rows):
+def test_read_tensor_array_or_device_copy_returns_requested_rows(dtype, rows):
     images = images_of(dtype)
     images[3] = np.iinfo(dtype).max if dtype.startswith("u") else -1.5
     resident = copy_to_device(ArraySource(images), torch.device("cpu"))
@@ -185,7 +183,7 @@ def test_what_is_on_a_device_reads_as_the_array(dtype, rows):
         np.testing.assert_array_equal(read_tensor(source, rows).numpy(), images[rows])
 
 
-def test_images_are_copied_block_by_block(monkeypatch):
+def test_copy_to_device_reads_in_blocks(monkeypatch):
     asked = []
 
     class Source(ArraySource):
@@ -198,12 +196,12 @@ def test_images_are_copied_block_by_block(monkeypatch):
     resident = copy_to_device(Source(images), torch.device("cpu"))
     assert asked == [slice(0, 7), slice(7, 14), slice(14, 21)]
     np.testing.assert_array_equal(resident.numpy(), images)
-    monkeypatch.setattr("scbd.data._loading._COPY_BYTES", images[0].nbytes // 2)  # an image is larger
+    monkeypatch.setattr("scbd.data._loading._COPY_BYTES", images[0].nbytes // 2)  # less than one image
     resident = copy_to_device(Source(images[:3]), torch.device("cpu"))
     assert asked[3:] == [slice(0, 1), slice(1, 2), slice(2, 3)]
 
 
-def test_images_that_do_not_fit_are_refused(monkeypatch):
+def test_copy_to_device_too_large_images_raises(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
     with pytest.raises(ValueError, match="all inputs take 0.0 GiB, cuda:0 has 0.0 GiB free: leave preload out"):
         copy_to_device(ArraySource(images_of("float32")), torch.device("cuda:0"))

@@ -589,7 +589,6 @@ def test_estimate_intensity_range_in_parts_is_equal_to_percentiles(monkeypatch, 
     plates = [crops_of(rng.gamma(2, 20, (n, 3, 8, 9)).clip(0, 255).astype(dtype)) for n in (40, 7)]
     whole = np.concatenate([np.moveaxis(p.images.read(slice(None)), 1, 0).reshape(3, -1) for p in plates], axis=1)
     monkeypatch.setattr("scbd.data._intensity_range._PART_BYTES", 5 * 3 * 8 * 9)
-    monkeypatch.setattr("scbd.data._intensity_range._COUNT_BLOCK_PIXELS", 150)
     np.testing.assert_allclose(
         estimate_intensity_range(plates, 0), np.percentile(whole, [0.1, 99.9], axis=1).T, rtol=1e-6
     )

@@ -273,29 +273,24 @@ def test_zarr_source_damaged_index_raises(tmp_path):
             source.read(np.array([8]))
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 20), st.integers(1, 50))
-def test_byte_range_reader_short_reads_fill_all_targets(sizes, start, most):
+@given(st.integers(0, 20), st.integers(1, 200), st.integers(1, 50))
+def test_byte_range_reader_short_reads_return_all_bytes(start, length, most):
     """A system call may read fewer bytes than requested."""
     data, preadv = bytes(range(256)), os.preadv
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         (Path(folder) / "file").write_bytes(data)
         patch.setattr(os, "preadv", lambda file, targets, offset: preadv(file, [targets[0][:most]], offset))
-        targets = [bytearray(size) for size in sizes]
-        zarr_source._ByteRangeReader(Path(folder)).read_into("file", start, [memoryview(target) for target in targets])
-        assert b"".join(targets) == data[start : start + sum(sizes)]
+        found = zarr_source._ByteRangeReader(Path(folder)).read("file", start, length)
+        assert found.tobytes() == data[start : start + length]
 
 
 def test_byte_range_reader_missing_bytes_raises(tmp_path):
     (tmp_path / "file").write_bytes(bytes(range(256)))
     files = zarr_source._ByteRangeReader(tmp_path)
-    assert files.read("file", -6, 6) == bytes(range(250, 256)) and files.size("file") == 256
-    for call in (
-        lambda: files.read("file", 250, 10),
-        lambda: files.read("file", -300, 300),
-        lambda: files.read_into("file", 250, [memoryview(bytearray(10))]),
-    ):
+    assert files.read("file", -6, 6).tolist() == list(range(250, 256))
+    for start, length in ((250, 10), (256, 1), (-300, 300)):
         with pytest.raises(EOFError):
-            call()
+            files.read("file", start, length)
     with pytest.raises(FileNotFoundError):
         files.read("none", 0, 1)
 
@@ -363,7 +358,7 @@ def threads_of(name: str) -> list[threading.Thread]:
 @pytest.mark.parametrize("ahead", [1, 2, 50])
 def test_prefetch_returns_items_in_order_from_a_thread(ahead):
     def item(number):
-        return number, threading.current_thread().name
+        return number, threading.current_thread().name.split("_")[0]
 
     assert list(prefetch(map(item, range(20)), ahead)) == [(number, "scbd-prefetch") for number in range(20)]
     assert list(prefetch([])) == [] and not threads_of("scbd-prefetch")

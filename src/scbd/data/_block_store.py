@@ -13,23 +13,17 @@ from contextlib import nullcontext, suppress
 from glob import escape as glob_escape
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 import numpy as np
 import zarr
-from anndata import AnnData
 
 from scbd._shared.files import partial_path
-from scbd.data._readers import (
-    Crops,
-)
 from scbd.data._sources import STORE_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    Plate: TypeAlias = Crops | AnnData | str | os.PathLike[str]
 
 # Level of each compression that a user can choose for stored images. The levels are high, because images are written
 # once and read many times, and the level hardly affects the speed of reading.
@@ -116,7 +110,7 @@ class BlockStore:
             try:
                 (own / "done").mkdir(parents=True)
                 self._write_header(own / "store")
-                with suppress(FileExistsError, OSError):
+                with suppress(OSError):
                     os.rename(own, self._partial)
             finally:
                 shutil.rmtree(own, ignore_errors=True)
@@ -238,8 +232,8 @@ def _read_store_attributes(store: Path) -> dict[str, Any]:
     The dictionary is empty if there is no store at this path, or if another program has written the store.
     """
     with suppress(FileNotFoundError, NotADirectoryError, ValueError):
-        said: Any = zarr.open_group(store, mode="r", zarr_format=3).attrs.get(STORE_KEY, {})
-        return said
+        attributes: Any = zarr.open_group(store, mode="r", zarr_format=3).attrs.get(STORE_KEY, {})
+        return attributes
     return {}
 
 

@@ -240,9 +240,17 @@ def check_channel_names(var: pd.DataFrame, n_channels: int, registered: dict[str
     stored = channel_names(var, n_channels, image_key)
     found = taken_channels(var, n_channels, image_key, registered.get("asked"))[1]
     known = registered["channels"]
-    _check_order(stored, registered.get("stored", known), image_key)
+    compared = [(stored, registered.get("stored", known))]
     if not registered.get("asked"):
-        _check_order(found, known, image_key)
+        compared.append((found, known))
+    for new, old in compared:
+        if new != old and sorted(new) == sorted(old):
+            msg = (
+                f"obsm[{image_key!r}] has the channels {', '.join(new)}, the model was set up with {', '.join(old)}: "
+                "the same in another order. Put names (adata[:, order]) and images (adata.obsm[…][:, order]) in the "
+                "model's order; only the names, if the images lie in it already."
+            )
+            raise ValueError(msg)
     if found == known or _are_default_names(found) or _are_default_names(known):
         return
     msg = (
@@ -250,18 +258,6 @@ def check_channel_names(var: pd.DataFrame, n_channels: int, registered: dict[str
         "names. Channels are used in their order, regardless of names; if only the names differ, rename them."
     )
     warnings.warn(msg, UserWarning, stacklevel=4)
-
-
-def _check_order(found: list[str], known: list[str], image_key: str) -> None:
-    """Raise ``ValueError`` if the images of new cells have the channel names of a model in another order."""
-    if found == known or sorted(found) != sorted(known):
-        return
-    msg = (
-        f"obsm[{image_key!r}] has the channels {', '.join(found)}, the model was set up with {', '.join(known)}: the "
-        "same in another order. Put names (adata[:, order]) and images (adata.obsm[…][:, order]) in the model's order; "
-        "only the names, if the images lie in it already."
-    )
-    raise ValueError(msg)
 
 
 def check_images_match_registered(
@@ -315,6 +311,5 @@ def var_length_message(var: pd.DataFrame, n_channels: int, image_key: str, what:
     names = var["channels"] if what == "channels" else var.index
     return (
         f"var has {len(var)} {what} ({join_first(names)}), obsm[{image_key!r}] has {n_channels}: adata[:, names] cuts "
-        "var "
-        "and no image. Begin with all of them and choose with channels=…, by number where var names something else."
+        "var and no image. Begin with all of them and choose with channels=…, by number where var names something else."
     )

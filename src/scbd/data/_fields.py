@@ -10,6 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import rich.pretty  # scvi-tools uses rich.pretty to print registries, but does not import it
 import rich.table
 import torch
@@ -20,12 +21,11 @@ from scbd._shared.keys import Y_REGISTRY
 from scbd._shared.labels import CROSS_SEPARATOR, as_columns, encode_labels, label_values
 from scbd.data._channels import channel_names, check_images_match_registered, log_excluded_masks
 from scbd.data._input_location import InputLocation
-from scbd.data._sources import ColumnSource, find_non_finite_rows
+from scbd.data._sources import ColumnSource, draw_rows, find_non_finite_rows, iterate_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pandas as pd
     from anndata import AnnData
 
     from scbd.data._channels import Channels
@@ -44,7 +44,16 @@ def _registry_table(name: str, **columns: str) -> rich.table.Table:
     return table
 
 
-class ImageField(BaseAnnDataField):
+class _Field(BaseAnnDataField):
+    """Base class of the fields, which sets attributes in place of the abstract properties of scvi-tools."""
+
+    registry_key: str = ""
+    attr_name: str = ""
+    attr_key: str | None = ""
+    is_empty = False
+
+
+class ImageField(_Field):
     """AnnData field of the images in ``obsm``.
 
     At set-up, the field registers shape, dtype and channel names of the images. The images of new cells are checked
@@ -60,10 +69,8 @@ class ImageField(BaseAnnDataField):
         Channels to use, by name or number. Default: all channels that are not segmentation masks.
     """
 
-    registry_key: str = ""
     attr_name = "obsm"
-    attr_key: str = ""
-    is_empty = False
+    attr_key: str
 
     def __init__(self, registry_key: str, attr_key: str, channels: Channels | None = None) -> None:
         self.registry_key = registry_key
@@ -132,7 +139,7 @@ def _check_pixels(source: ImageSource, channels: list[str], image_key: str) -> N
         If a channel has the same value in all pixels of the random cells.
     """
     n = source.shape[0]
-    rows = np.sort(np.random.default_rng(n).choice(n, min(n, _N_CHECKED_IMAGES), replace=False))
+    rows = draw_rows(n, _N_CHECKED_IMAGES)
     sample = source.read(rows)
     if source.in_memory:
         bad, among = find_non_finite_rows(source), f"{n} cells"
@@ -154,7 +161,7 @@ def _check_pixels(source: ImageSource, channels: list[str], image_key: str) -> N
         warnings.warn(msg, UserWarning, stacklevel=2)
 
 
-class FeatureField(BaseAnnDataField):
+class FeatureField(_Field):
     """AnnData field of the features in ``X``, in a layer or in ``obsm``.
 
     At set-up, the field registers names and dtype of the features. In new cells, features are found by name.
@@ -166,11 +173,6 @@ class FeatureField(BaseAnnDataField):
     inputs
         Location of the features in the AnnData.
     """
-
-    registry_key: str = ""
-    attr_name: str = ""
-    attr_key: str | None = None
-    is_empty = False
 
     def __init__(self, registry_key: str, inputs: InputLocation) -> None:
         self.registry_key = registry_key
@@ -308,9 +310,8 @@ def _feature_names(adata: AnnData, inputs: InputLocation, n: int) -> list[str]:
     names = inputs.names(adata)
     if names is None:
         return [str(place) for place in range(n)]
-    if len(set(names)) < n:
-        seen: set[str] = set()
-        twice = [name for name in names if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
+    twice = pd.Index(names)[pd.Index(names).duplicated()]
+    if len(twice):
         msg = (
             f"{len(twice)} {inflect(len(twice), 'name of a feature is', 'names of features are')} there twice "
             f"({join_first(twice)}), and features are found by name: rename "
@@ -332,32 +333,28 @@ def _value_ranges(source: ImageSource, names: list[str], where: str) -> tuple[np
         If a value is missing or infinite. The message names the features and the rows of the cells.
     """
     n = source.shape[0]
-    if source.in_memory:
-        parts = [np.arange(start, min(start + _ROWS_PER_BLOCK, n)) for start in range(0, n, _ROWS_PER_BLOCK)]
-    else:
-        parts = [np.sort(np.random.default_rng(n).choice(n, min(n, _ROWS_PER_BLOCK), replace=False))]
+    rows = np.arange(n) if source.in_memory else draw_rows(n, _ROWS_PER_BLOCK)
     low, high = np.full(source.shape[1], np.inf), np.full(source.shape[1], -np.inf)
     bad_rows: list[int] = []
     bad = np.zeros(source.shape[1], dtype=bool)
-    for rows in parts:
-        values = source.read(rows)
+    for block in iterate_blocks(len(rows), _ROWS_PER_BLOCK):
+        values = source.read(rows[block])
         low, high = np.fmin(low, values.min(0)), np.fmax(high, values.max(0))
-        if not np.isfinite(values.sum(dtype=np.float64)):
-            broken = ~np.isfinite(values)
-            bad |= broken.any(0)
-            bad_rows += rows[broken.any(1)].tolist()
+        broken = ~np.isfinite(values)
+        bad |= broken.any(0)
+        bad_rows += rows[block][broken.any(1)].tolist()
     if bad_rows:
         msg = (
             f"{where} has missing or infinite values in {format_count(bad.sum(), 'feature')} "
             f"({join_first(names[place] for place in np.flatnonzero(bad))}), and in {len(bad_rows):,} of "
-            f"{sum(map(len, parts)):,} cells that were checked (rows {join_first(bad_rows)}): drop these features or "
+            f"{len(rows):,} cells that were checked (rows {join_first(bad_rows)}): drop these features or "
             "cells, or fill the values in."
         )
         raise ValueError(msg)
     return low, high
 
 
-class LabelField(BaseAnnDataField):
+class LabelField(_Field):
     """AnnData field of a categorical label in ``obs``, such as the perturbation or the environment of each cell.
 
     Several columns are combined into one label.
@@ -371,10 +368,8 @@ class LabelField(BaseAnnDataField):
         category of the label.
     """
 
-    registry_key: str = ""
     attr_name = "obs"
-    attr_key: str = ""
-    is_empty = False
+    attr_key: str
 
     def __init__(self, registry_key: str, columns: str | Sequence[str]) -> None:
         self.registry_key = registry_key

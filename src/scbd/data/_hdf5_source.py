@@ -29,8 +29,14 @@ def open_h5(path: Path) -> h5py.File:
     except OSError as error:
         msg = f"{path} cannot be read as .h5ad ({error}): it is truncated or of another kind."
         raise ValueError(msg) from error
-    filters: set[int] = set()
-    file.visititems(lambda _, item: filters.update(_filter_ids(item)))
+    filters: set[int] = set()  # numbers of the HDF5 filters, such as compression, that datasets were written with
+
+    def add_filters(_: str, item: h5py.Dataset | h5py.Group) -> None:
+        if isinstance(item, h5py.Dataset):
+            created = item.id.get_create_plist()
+            filters.update(created.get_filter(place)[0] for place in range(created.get_nfilters()))
+
+    file.visititems(add_filters)
     if not all(map(h5py.h5z.filter_avail, filters)):
         try:
             import hdf5plugin  # noqa: F401  # importing it registers its filters
@@ -39,17 +45,6 @@ def open_h5(path: Path) -> h5py.File:
             msg = f"{path} was compressed by a filter that HDF5 does not have by itself: pip install hdf5plugin."
             raise ImportError(msg) from error
     return file
-
-
-def _filter_ids(item: h5py.Dataset | h5py.Group) -> list[int]:
-    """Return the numeric identifiers of the HDF5 filters, such as compression, that a dataset was written with.
-
-    A group has no filters, so that its list is empty.
-    """
-    if not isinstance(item, h5py.Dataset):
-        return []
-    created = item.id.get_create_plist()
-    return [created.get_filter(place)[0] for place in range(created.get_nfilters())]
 
 
 def memory_map_dataset(dataset: h5py.Dataset) -> np.ndarray | None:

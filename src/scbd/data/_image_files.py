@@ -6,7 +6,6 @@ import lzma
 import os
 import struct
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -16,6 +15,7 @@ import numpy as np
 from scbd._shared.checks import inflect, join_first, size_after_resizing
 from scbd._shared.files import check_file, local_path
 from scbd._shared.progress import progress_bar
+from scbd.data._prefetch import map_in_threads
 from scbd.data._sources import IMAGE_DTYPES, allocate_output, as_row_numbers, check_images
 
 if TYPE_CHECKING:
@@ -113,11 +113,8 @@ class FileSource:
         for place, row in enumerate(as_row_numbers(rows, self.shape[0]).tolist()):
             image = self._image(row)
             if image.shape != out.shape[1:] or image.dtype != self.dtype:
-                advice = (
-                    "use fit='pad' or fit='crop'"
-                    if image.shape[1:] != out.shape[2:]
-                    else "save all images in the same form"
-                )
+                differ_in_size = image.shape[1:] != out.shape[2:]
+                advice = "use fit='pad' or fit='crop'" if differ_in_size else "save all images in the same form"
                 what = " and ".join(f"{' × '.join(map(str, i.shape))} of {i.dtype}" for i in (image, out[0]))
                 msg = f"{self._path(row, 0)} and the first image differ ({what}): {advice}."
                 raise ValueError(msg)
@@ -143,13 +140,13 @@ class FileSource:
         listed: dict[str, set[str]] = {}
         missing = []
         for row, several in enumerate(self._paths):
-            for file, said in enumerate(several):
-                folder, name = os.path.split(said)
+            for file, path in enumerate(several):
+                folder, name = os.path.split(path)
                 if folder not in listed:
                     found = os.path.normpath(os.path.join(self._folder, folder))
                     if all(os.path.commonpath([root, found]) != root for root in roots):
                         msg = (
-                            f"Row {row} of the table names {said!r}, which is outside of {self._folder}: give the "
+                            f"Row {row} of the table names {path!r}, which is outside of {self._folder}: give the "
                             "folder that holds all files as root (with root='/' any absolute path is read)."
                         )
                         raise ValueError(msg)
@@ -186,12 +183,12 @@ class FileSource:
     def _sizes(self) -> list[tuple[int, int]]:
         """Return height and width of the image in each file, in pixels, from the headers of the files."""
         files = [self._path(row, file) for row in range(len(self._paths)) for file in range(len(self._paths[0]))]
-        with ThreadPoolExecutor() as pool, progress_bar("Measuring images", len(files)) as bar:
-            sizes = []
-            for size in pool.map(read_size, files):
+        sizes = []
+        with progress_bar("Measuring images", len(files)) as bar:
+            for size in map_in_threads(read_size, files):
                 sizes.append(size)
                 bar.update()
-            return sizes
+        return sizes
 
 
 def target_size(fit: Fit, sizes: Iterable[tuple[int, int]]) -> tuple[int, int]:
@@ -269,32 +266,34 @@ def _open_image(path: Path) -> Iterator[Image | None]:
     ValueError
         If the file is not an image, or is truncated.
     """
+    from PIL import Image, UnidentifiedImageError
+
     check_file(path)
     try:
-        with _open_with_pillow(path) or nullcontext() as file:
+        try:
+            opened: Any = Image.open(path)
+        except UnidentifiedImageError:
+            with path.open("rb") as start:
+                if start.read(4) not in _TIFF_SIGNATURES:
+                    raise
+            opened = nullcontext()
+        with opened as file:
             yield file
     except (OSError, SyntaxError, TypeError) as error:  # Pillow raises any of these errors for damaged files
         msg = f"{path} is no TIFF or PNG, or is truncated ({error})."
         raise ValueError(msg) from error
 
 
-def _open_with_pillow(path: Path) -> Image | None:
-    """Open an image file with Pillow, or return `None` if it is a TIFF that Pillow cannot open."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        return Image.open(path)
-    except UnidentifiedImageError:
-        with path.open("rb") as file:
-            if file.read(4) in _TIFF_SIGNATURES:
-                return None
-        raise
-
-
 def _read_pages_with_pillow(file: Image, path: Path) -> list[np.ndarray] | None:
     """Return the pixels of each page of an image file that Pillow has opened, arrays ``(C, H, W)``.
 
-    If Pillow would misread a page, `None` is returned instead.
+    The pixels have a dtype that models accept for images. If Pillow would misread a page, `None` is returned instead.
+
+    Raises
+    ------
+    ValueError
+        If a page is a PNG with 16-bit colours, of which Pillow would lose half of the bits, or if its pixel format
+        (Pillow's mode) is not supported.
     """
     from PIL import ImageSequence
 
@@ -302,7 +301,18 @@ def _read_pages_with_pillow(file: Image, path: Path) -> list[np.ndarray] | None:
     for page in ImageSequence.Iterator(file):
         if _is_misread(page):
             return None
-        pixels = _page_pixels(page, path)
+        # the description of the stored pixels shows whether a PNG has 16-bit colours, which Pillow reduces to 8 bits
+        if page.mode in ("RGB", "RGBA", "LA") and ";16" in str(getattr(page, "tile", "")):
+            msg = (
+                f"{path} holds colours of 16 bits, of which half would be lost: save it as TIFF, or each channel as "
+                "PNG."
+            )
+            raise ValueError(msg)
+        converted = page.convert(_CONVERTED_MODES[page.mode]) if page.mode in _CONVERTED_MODES else page
+        if converted.mode not in _READ_MODES:
+            msg = f"{path} holds pixels of mode {page.mode!r}: save it as 8- or 16-bit grey, RGB or 32-bit float."
+            raise ValueError(msg)
+        pixels = _to_image_dtype(np.asarray(converted), path)
         pages.append(pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0))
     return pages
 
@@ -363,45 +373,13 @@ def _read_pages_with_tifffile(path: Path) -> list[np.ndarray]:
         # interleaved channels.
         channels = np.moveaxis(pixels.reshape(page.shaped), -1, 1).reshape(-1, *page.shaped[2:4])
         if page.photometric == _MIN_IS_WHITE:
-            channels = _invert(channels, page.bitspersample, path)
+            if channels.dtype.kind != "u" or page.bitspersample > 16:
+                stored = f"{path} stores {channels.dtype} with 0 as white (MinIsWhite)"
+                msg = f"{stored}: save it with 0 as black (MinIsBlack)."
+                raise ValueError(msg)
+            channels = (2**page.bitspersample - 1 - channels).astype(channels.dtype)
         found.append(_to_image_dtype(channels, path))
     return found
-
-
-def _invert(pixels: np.ndarray, bits: int, path: Path) -> np.ndarray:
-    """Invert the pixels of an image in which 0 is white, so that white becomes the largest value.
-
-    Raises
-    ------
-    ValueError
-        If the pixels are not unsigned integers of up to 16 bits.
-    """
-    if pixels.dtype.kind != "u" or bits > 16:
-        msg = f"{path} stores {pixels.dtype} with 0 as white (MinIsWhite): save it with 0 as black (MinIsBlack)."
-        raise ValueError(msg)
-    return (2**bits - 1 - pixels).astype(pixels.dtype)
-
-
-def _page_pixels(page: Image, path: Path) -> np.ndarray:
-    """Return the pixels of a page that Pillow has opened, in a dtype that models accept for images.
-
-    Raises
-    ------
-    ValueError
-        If the page is part of a PNG with 16-bit colours, of which Pillow would lose half of the bits, or if its pixel
-        format (Pillow's mode) is not supported.
-    """
-    # the description of the stored pixels shows whether a PNG has 16-bit colours, which Pillow reduces to 8 bits
-    stored = str(getattr(page, "tile", ""))
-    if page.mode in ("RGB", "RGBA", "LA") and ";16" in stored:
-        msg = f"{path} holds colours of 16 bits, of which half would be lost: save it as TIFF, or each channel as PNG."
-        raise ValueError(msg)
-    if page.mode in _CONVERTED_MODES:
-        page = page.convert(_CONVERTED_MODES[page.mode])
-    if page.mode not in _READ_MODES:
-        msg = f"{path} holds pixels of mode {page.mode!r}: save it as 8- or 16-bit grey, RGB or 32-bit float."
-        raise ValueError(msg)
-    return _to_image_dtype(np.asarray(page), path)
 
 
 def _to_image_dtype(pixels: np.ndarray, path: Path) -> np.ndarray:

@@ -12,6 +12,7 @@ from scbd._shared.checks import check_count, check_unmasked, format_count, join_
 from scbd._shared.labels import as_columns, check_anndata, check_control_labels, label_text, label_values
 from scbd._shared.linear_maps import relative_rounding_error
 from scbd.data._input_location import InputLocation
+from scbd.data._sources import iterate_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,7 +169,13 @@ def infer_environments(
     rng = np.random.default_rng(seed)
     rows = rng.permutation(np.flatnonzero(learned))[:_MAX_CELLS]
     n_tested = max(1, round(_HELD_OUT_FRACTION * len(rows)))
-    space, spread = _whiten(apart, _constant_threshold(statistics, source.dtype), rows[n_tested:], inputs.where)
+    # Standard deviation up to which a feature counts as constant within perturbations. It covers the rounding error of
+    # the dtype in which the features are stored, and the numerical error of the subtraction of group means.
+    least = np.maximum(
+        relative_rounding_error(source.dtype) * np.abs(statistics).max(0),
+        _RELATIVE_TOLERANCE * np.ptp(statistics, axis=0),
+    )
+    space, spread = _whiten(apart, least, rows[n_tested:], inputs.where)
     mixture = _fit_mixture(space[rows[n_tested:]], spread, n_environments, seed)
     single = _new_mixture(1).fit(space[rows[n_tested:]])
     gains = mixture.score_samples(space[rows[:n_tested]]) - single.score_samples(space[rows[:n_tested]])
@@ -231,11 +238,12 @@ def _cell_statistics(source: ImageSource, where: str) -> np.ndarray:
         If a number is NaN or infinite.
     """
     parts = []
-    for start in range(0, source.shape[0], _CELLS_PER_BLOCK):
-        values = source.read(np.arange(start, min(start + _CELLS_PER_BLOCK, source.shape[0])))
+    for rows in iterate_blocks(source.shape[0], _CELLS_PER_BLOCK):
+        values = source.read(rows)
         if values.ndim > 2:
             pixels = values.reshape(*values.shape[:2], -1)
-            values = np.concatenate([f(pixels, axis=-1, dtype=np.float64) for f in (np.mean, np.std)], axis=1)
+            mean, deviation = pixels.mean(-1, dtype=np.float64), pixels.std(-1, dtype=np.float64)
+            values = np.concatenate([mean, deviation], axis=1)
         parts.append(values.astype(np.float64))
     statistics = np.concatenate(parts)
     bad = np.flatnonzero(~np.isfinite(statistics).all(1))
@@ -270,17 +278,6 @@ def _subtract_group_means(values: np.ndarray, groupings: Sequence[np.ndarray]) -
         if len(groupings) == 1 or (np.abs(left - before).max(0) <= _RELATIVE_TOLERANCE * scale).all():
             break
     return left
-
-
-def _constant_threshold(statistics: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return the standard deviation up to which each feature counts as constant within perturbations, ``(D,)``.
-
-    The threshold covers the rounding error of the dtype in which the features were stored, and the numerical error of
-    the subtraction of group means.
-    """
-    return np.maximum(
-        relative_rounding_error(dtype) * np.abs(statistics).max(0), _RELATIVE_TOLERANCE * np.ptp(statistics, axis=0)
-    )
 
 
 def _whiten(apart: np.ndarray, least: np.ndarray, rows: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:

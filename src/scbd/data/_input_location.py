@@ -11,7 +11,7 @@ from scbd._shared.keys import IMAGE_KEY
 from scbd._shared.labels import check_anndata
 from scbd._shared.numeric_tables import frame_to_array, is_sparse
 from scbd.data._channels import Channels, channel_names, channels_by_name, taken_channels
-from scbd.data._sources import FEATURES, IMAGES, ArraySource, ImageSource, InputKind, select_columns
+from scbd.data._sources import FEATURES, IMAGES, ArraySource, ImageSource, select_columns
 from scbd.data._zarr_source import ZarrSource
 
 if TYPE_CHECKING:
@@ -95,11 +95,6 @@ class InputLocation(NamedTuple):
         return cls(layer=X_LAYER)
 
     @property
-    def kind(self) -> InputKind:
-        """Kind of the inputs at this location: images or features."""
-        return FEATURES if self.image_key is None else IMAGES
-
-    @property
     def where(self) -> str:
         """Location of the inputs as Python code, for messages: ``obsm['…']``, ``layers['…']`` or ``X``."""
         if self.layer is None:
@@ -178,9 +173,8 @@ class InputLocation(NamedTuple):
             raise TypeError(msg)
         import zarr
 
-        if isinstance(array, zarr.Array):
-            return ZarrSource(array, self.where, self.kind)
-        return ArraySource(array, self.where, self.kind)
+        kind = FEATURES if self.image_key is None else IMAGES
+        return (ZarrSource if isinstance(array, zarr.Array) else ArraySource)(array, self.where, kind)
 
     def names(self, adata: AnnData) -> list[str] | None:
         """Return the names of the features, or `None` for inputs without names: images, and arrays in ``obsm``."""

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import logging
-import math
-import os
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from anndata import AnnData
 
 from scbd._shared.checks import join_first
-from scbd.data._readers import (
-    Crops,
-)
+from scbd.data._sources import iterate_blocks, rows_per_block
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    Plate: TypeAlias = Crops | AnnData | str | os.PathLike[str]
-
+    from scbd.data._readers import Crops
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +23,7 @@ _N_SAMPLED_CROPS = 2048
 # becomes the lowest and the second the highest value of this dtype.
 _PERCENTILES = (0.1, 99.9)
 # number of bytes of crop images that are read at once while the intensity range is estimated
-_PART_BYTES = 32 * 2**20
-# number of pixels per channel that are added to the histogram of intensities at once
-_COUNT_BLOCK_PIXELS = 2**20
+_PART_BYTES = 8 * 2**20
 # number of random pixels used per crop if images are floats, which have too many different values for a histogram
 _N_PIXELS_PER_CROP = 1024
 
@@ -104,17 +96,21 @@ def estimate_intensity_range(plates: Sequence[Crops], seed: int) -> np.ndarray:
     counts = np.zeros((n_channels, 0 if dtype.kind == "f" else 2 ** (8 * dtype.itemsize)), np.int64)
     values = []
     for plate in plates:
-        n, *image = plate.images.shape
+        n = len(plate.obs)
         rows = np.sort(rng.choice(n, min(n, -(-_N_SAMPLED_CROPS * n // total)), replace=False))
-        step = max(1, _PART_BYTES // (math.prod(image) * dtype.itemsize))
-        for part in (rows[start : start + step] for start in range(0, len(rows), step)):
+        step = rows_per_block(plate.images.shape, dtype, _PART_BYTES)
+        for part in (rows[block] for block in iterate_blocks(len(rows), step)):
             images = plate.images.read(part)
             check_finite(images, plate, part)
             pixels = images.reshape(*images.shape[:2], -1)
-            if dtype.kind == "f":
-                values.append(np.moveaxis(_sample_pixels(pixels, of_pixels), 1, 0).reshape(n_channels, -1))
-            else:
-                _add_to_histogram(pixels, counts)
+            if dtype.kind != "f":
+                for channel, of_channel in enumerate(counts):
+                    of_channel += np.bincount(pixels[:, channel].ravel(), minlength=len(of_channel))
+                continue
+            if pixels.shape[2] > _N_PIXELS_PER_CROP:  # draw with replacement, at the same positions in all channels
+                drawn = of_pixels.integers(pixels.shape[2], size=(len(part), 1, _N_PIXELS_PER_CROP))
+                pixels = np.take_along_axis(pixels, drawn, axis=2)
+            values.append(np.moveaxis(pixels, 1, 0).reshape(n_channels, -1))
     if values:
         found = np.percentile(np.concatenate(values, axis=1), _PERCENTILES, axis=1)
     else:
@@ -145,35 +141,6 @@ def percentiles_from_counts(counts: np.ndarray, percentiles: Sequence[float]) ->
         for ranks in (np.floor(places), np.ceil(places))
     )
     return below + (above - below) * (places % 1)[:, None]
-
-
-def _sample_pixels(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw 1,024 random pixels per crop, with replacement, at the same positions in all channels of the crop.
-
-    If crops have at most 1,024 pixels, all their pixels are returned.
-    """
-    n, _, size = pixels.shape
-    return (
-        pixels
-        if size <= _N_PIXELS_PER_CROP
-        else np.take_along_axis(pixels, rng.integers(size, size=(n, 1, _N_PIXELS_PER_CROP)), axis=2)
-    )
-
-
-def _add_to_histogram(pixels: np.ndarray, counts: np.ndarray) -> None:
-    """Count how often each intensity occurs in each channel, and add the numbers to ``counts`` in place.
-
-    Parameters
-    ----------
-    pixels
-        Pixels of N crops, non-negative integers ``(N, C, number of pixels)``.
-    counts
-        Histogram of each channel, ``(C, number of possible intensities)``.
-    """
-    step = max(1, _COUNT_BLOCK_PIXELS // pixels.shape[2])
-    for start in range(0, len(pixels), step):
-        for channel, of_channel in enumerate(counts):
-            of_channel += np.bincount(pixels[start : start + step, channel].ravel(), minlength=len(of_channel))
 
 
 def check_finite(images: np.ndarray, plate: Crops, rows: np.ndarray) -> None:

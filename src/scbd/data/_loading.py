@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from scbd._shared.checks import check_choice, size_after_resizing
 from scbd.data._prefetch import prefetch
 from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler, are_rows_mixed
-from scbd.data._sources import ArraySource, count_rows
+from scbd.data._sources import ArraySource, count_rows, iterate_blocks, rows_per_block
 from scbd.data._splits import draw_matched_training_rows
 
 if TYPE_CHECKING:
@@ -85,9 +85,8 @@ def copy_to_device(source: ImageSource, device: torch.device) -> torch.Tensor:
         )
         raise ValueError(msg)
     images = torch.empty(source.shape, dtype=_torch_dtype(source), device=device)
-    block = max(1, _COPY_BYTES * len(images) // size)
-    for start in range(0, len(images), block):
-        images[start : start + block] = read_tensor(source, slice(start, start + block))
+    for rows in iterate_blocks(len(images), rows_per_block(source.shape, source.dtype, _COPY_BYTES)):
+        images[rows] = read_tensor(source, rows)
     return images
 
 
@@ -450,11 +449,11 @@ def resize_images(images: np.ndarray, image_size: ImageSize, *, out: np.ndarray 
     elif out.shape != shape or out.dtype != source.dtype:
         msg = f"out has shape {out.shape} and dtype {out.dtype}, the resized images {shape} and {source.dtype}."
         raise ValueError(msg)
-    for start in range(0, n, _RESIZE_BLOCK_IMAGES):
-        block = resize_to(source.read(slice(start, start + _RESIZE_BLOCK_IMAGES)), size)
+    for rows in iterate_blocks(n, _RESIZE_BLOCK_IMAGES):
+        block = resize_to(source.read(rows), size)
         # no clipping is needed: bilinear interpolation is a weighted mean of pixels, which stays within the range of
         # the dtype
-        out[start : start + _RESIZE_BLOCK_IMAGES] = (block.round_() if source.dtype.kind == "u" else block).numpy()
+        out[rows] = (block.round_() if source.dtype.kind == "u" else block).numpy()
     return out
 
 

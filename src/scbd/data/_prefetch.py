@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import queue
-import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,7 +17,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-# object that the background thread of prefetch puts into the queue after the last item
+# object that the background thread of prefetch returns after the last item
 _END_OF_ITEMS = object()
 # Maximum number of threads in map_in_threads. More threads would only wait, since many sources can be read by only one
 # thread at a time.
@@ -40,44 +39,16 @@ def prefetch(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
     ahead
         Maximum number of items that are computed before they are needed.
     """
-    made: queue.Queue = queue.Queue(ahead)
-    left = threading.Event()
-
-    def hand_over(item: object) -> bool:
-        """Put an item into the queue as soon as the queue has room.
-
-        Return true if the item is in the queue, false if the loop that consumes the items has ended.
-        """
-        while not left.is_set():
-            try:
-                made.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def make() -> None:
-        try:
-            for item in items:
-                if not hand_over((item, None)):
-                    return
-            hand_over((_END_OF_ITEMS, None))
-        except BaseException as error:  # noqa: BLE001 any exception is raised again where the items are iterated
-            hand_over((_END_OF_ITEMS, error))
-
-    thread = threading.Thread(target=make, name="scbd-prefetch", daemon=True)
-    thread.start()
+    iterator = iter(items)
+    pool = ThreadPoolExecutor(1, "scbd-prefetch")
     try:
-        while True:
-            item, error = made.get()
-            if error is not None:
-                raise error
-            if item is _END_OF_ITEMS:
-                return
-            yield item
+        # up to `ahead` items wait to be consumed while the thread computes another item
+        made = deque(pool.submit(next, iterator, _END_OF_ITEMS) for _ in range(ahead + 1))
+        while (item := made.popleft().result()) is not _END_OF_ITEMS:
+            made.append(pool.submit(next, iterator, _END_OF_ITEMS))
+            yield item  # type: ignore[misc]
     finally:
-        left.set()
-        thread.join()
+        pool.shutdown(cancel_futures=True)
 
 
 def map_in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result]:

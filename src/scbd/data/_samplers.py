@@ -219,28 +219,19 @@ class PerturbationSampler(BatchSampler):
         # them by exponential random times with rates n is equivalent
         groups, counts = self._fill(np.argsort(rng.exponential(size=len(self._sizes)) / self._sizes))
         sizes = self._sizes[groups]
-        if not self._neighbours:
+        if self._neighbours:
+            cells = _draw_stretches(rng, sizes, counts)
+        else:
             cells = [rng.choice(n, size=k, replace=False, shuffle=False) for n, k in zip(sizes, counts, strict=True)]
-            return self._rows_of(groups, cells)
-        drawn = self._rows_of(groups, _draw_stretches(rng, sizes, counts))
+        drawn = np.concatenate([self._groups[g][some] for g, some in zip(groups, cells, strict=True)])
+        if not self._neighbours:
+            return drawn
         # in distributed training, a process takes every world_size-th cell of the batch: order the cells of a
         # perturbation such that one process gets consecutive rows, which are read faster
         places = np.lexsort([np.arange(len(drawn)) % self.world_size, np.repeat(np.arange(len(groups)), counts)])
         batch = np.empty_like(drawn)
         batch[places] = drawn
         return batch
-
-    def _rows_of(self, groups: np.ndarray, cells: list[np.ndarray]) -> np.ndarray:
-        """Return the row numbers of drawn cells, concatenated over perturbations.
-
-        Parameters
-        ----------
-        groups
-            Numbers of the drawn perturbations.
-        cells
-            For each of these perturbations, the positions of the drawn cells among the cells of the perturbation.
-        """
-        return np.concatenate([self._groups[g][some] for g, some in zip(groups, cells, strict=True)])
 
     def _fill(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Choose the perturbations of a batch, and the number of cells that each contributes.
@@ -347,29 +338,14 @@ def are_rows_mixed(y: np.ndarray, labels: Iterable[np.ndarray]) -> bool:
     _, group, sizes = np.unique(y, return_inverse=True, return_counts=True)
     if np.count_nonzero(~same) + 1 > len(sizes) or not same.any():
         return False
-    return all(_is_mixed(label, same, group, sizes.astype(float)) for label in labels)
-
-
-def _is_mixed(label: np.ndarray, same: np.ndarray, group: np.ndarray, n: np.ndarray) -> bool:
-    """Return whether adjacent cells of a perturbation have the same label no more often than by chance.
-
-    The test is described in :func:`are_rows_mixed`.
-
-    Parameters
-    ----------
-    label
-        Label code of each cell, such as its well, non-negative int64 ``(N,)``.
-    same
-        Boolean ``(N - 1,)``: true where a cell and the cell in the next row have the same perturbation.
-    group
-        Perturbation code of each cell, from 0, int64 ``(N,)``.
-    n
-        Number of cells of each perturbation, float.
-    """
-    n_codes = int(label.max()) + 1
-    pairs, counts = np.unique(group * n_codes + label, return_counts=True)
-    squares, cubes = (np.bincount(pairs // n_codes, counts.astype(float) ** power) for power in (2, 3))
-    expected = (squares / n - 1).sum()
-    variance = (squares * (squares + n * (n + 1)) - 2 * n * cubes - n**3) / (n**2 * np.maximum(n - 1, 1))
-    shared = np.count_nonzero(same & (label[1:] == label[:-1]))
-    return bool(shared <= expected + _MAX_Z_SCORE * np.sqrt(max(variance.sum(), 0.0)) + 1 + 1e-9)
+    n = sizes.astype(float)
+    for label in labels:
+        n_codes = int(label.max()) + 1
+        pairs, counts = np.unique(group * n_codes + label, return_counts=True)
+        squares, cubes = (np.bincount(pairs // n_codes, counts.astype(float) ** power) for power in (2, 3))
+        expected = (squares / n - 1).sum()
+        variance = (squares * (squares + n * (n + 1)) - 2 * n * cubes - n**3) / (n**2 * np.maximum(n - 1, 1))
+        n_equal = np.count_nonzero(same & (label[1:] == label[:-1]))
+        if n_equal > expected + _MAX_Z_SCORE * np.sqrt(max(variance.sum(), 0.0)) + 1 + 1e-9:
+            return False
+    return True

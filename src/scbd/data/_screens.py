@@ -47,7 +47,15 @@ from scbd.data._readers import (
     read_tables,
     select_channels,
 )
-from scbd.data._sources import FEATURES, IMAGE_DTYPES, STORE_KEY, ArraySource, digest_cells
+from scbd.data._sources import (
+    FEATURES,
+    IMAGE_DTYPES,
+    STORE_KEY,
+    ArraySource,
+    digest_cells,
+    iterate_blocks,
+    rows_per_block,
+)
 from scbd.data._storable import as_storable, stored_names
 from scbd.data._zarr_source import ZarrSource
 
@@ -247,12 +255,12 @@ def verify_screen(path: str | os.PathLike[str]) -> None:
     """
     path = local_path(path)
     group = open_store(path)
-    said: Any = group.attrs.get(STORE_KEY)
+    recorded: Any = group.attrs.get(STORE_KEY)
     arrays = block_arrays(group, fast=True)
-    if said is None or not arrays:
+    if recorded is None or not arrays:
         msg = f"{path} has no checksums: scbd verifies what write_screen and embed_to have written."
         raise ValueError(msg)
-    wrong = [] if digest_of_tables(path, arrays) == said["tables"] else ["its tables are not what was written"]
+    wrong = [] if digest_of_tables(path, arrays) == recorded["tables"] else ["its tables are not what was written"]
     with progress_bar("Verifying", sum(array.shape[0] for array in arrays.values())) as bar:
         for array in arrays.values():
             size = (array.shards or array.chunks)[0]
@@ -385,9 +393,8 @@ def write_screen(
     obs, order = _sort_and_shuffle(crops, y_key, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     shape = (len(obs), crops[0].images.shape[1], *(size or crops[0].images.shape[2:]))
-    n_bytes = math.prod(shape) * kind.itemsize
     if compression is None:
-        _check_space(path, n_bytes)
+        _check_space(path, math.prod(shape) * kind.itemsize)
     with ExitStack() as stack:
         crops = [_copy_if_chunked(plate, path.parent, stack) for plate in crops]
         scale = output_intensity_range(crops, kind, intensity_range, seed)
@@ -398,7 +405,7 @@ def write_screen(
             path,
             {"obs": obs, "var": var, "uns": uns},
             {image_key: (shape, kind)},
-            max(1, _BLOCK_BYTES * len(obs) // n_bytes),
+            rows_per_block(shape, kind, _BLOCK_BYTES),
             plan.digest(obs),
             by_row=True,
             compression=compression,
@@ -561,18 +568,17 @@ def _copy_if_chunked(plate: Crops, folder: Path, stack: ExitStack) -> Crops:
     chunk_rows = getattr(source, "chunk_rows", 1)
     if chunk_rows == 1:
         return plate
-    n, *image = source.shape
-    step = chunk_rows * max(1, _BLOCK_BYTES // (chunk_rows * math.prod(image) * source.dtype.itemsize))
+    n_chunks = max(1, rows_per_block(source.shape, source.dtype, _BLOCK_BYTES) // chunk_rows)
     # the temporary file has no name, so that the operating system deletes it even if the process is killed
     file = stack.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
     images: np.ndarray = np.memmap(file, source.dtype, "w+", shape=source.shape)
 
-    def read(start: int) -> int:
-        return len(source.read(slice(start, start + step), out=images[start : start + step]))
+    def read(rows: slice) -> int:
+        return len(source.read(rows, out=images[rows]))
 
-    starts = range(0, n, step)
-    with progress_bar(f"Reading {plate.name}", n) as bar:
-        for n_read in map_in_threads(read, starts) if getattr(source, "concurrent", False) else map(read, starts):
+    blocks = iterate_blocks(source.shape[0], n_chunks * chunk_rows)
+    with progress_bar(f"Reading {plate.name}", source.shape[0]) as bar:
+        for n_read in map_in_threads(read, blocks) if getattr(source, "concurrent", False) else map(read, blocks):
             bar.update(n_read)
     return replace(plate, images=ArraySource(images, plate.name))
 
@@ -629,12 +635,12 @@ class ScreenPlan:
         order = self.order[rows]
         images, first = np.empty((len(order), *self.shape[1:]), self.dtype), 0
         for plate in self.plates:
-            n, *image = plate.images.shape
+            n = plate.images.shape[0]
             places = np.flatnonzero((order >= first) & (order < first + n))
             # read the cells of a plate in the order in which the plate is stored
             places = places[np.argsort(order[places])]
-            step = max(1, _CONVERTED_BYTES // (math.prod(image) * plate.images.dtype.itemsize))
-            for part in (places[start : start + step] for start in range(0, len(places), step)):
+            step = rows_per_block(plate.images.shape, plate.images.dtype, _CONVERTED_BYTES)
+            for part in (places[block] for block in iterate_blocks(len(places), step)):
                 with nullcontext() if getattr(plate.images, "concurrent", False) else self._turn:
                     raw = plate.images.read(order[part] - first)
                 check_finite(raw, plate, order[part] - first)
@@ -716,8 +722,6 @@ def _unique_names(plates: Sequence[Crops]) -> pd.Index:
     together = names[0].append(names[1:])
     if len(names) > 1 and not together.is_unique:
         together = pd.Index([f"{name}-{number}" for number, of_plate in enumerate(names) for name in of_plate])
-    if together.is_unique:
-        return together
     with warnings.catch_warnings():
         # suppress the warning that some names already end in a number, since the result is unique anyway
         warnings.filterwarnings("ignore", "Suffix used", UserWarning)
@@ -740,12 +744,8 @@ def _add_source_column(obs: pd.DataFrame, plates: Sequence[Crops]) -> pd.DataFra
     new = [number for number, plate in enumerate(plates) if SOURCE_COLUMN not in plate.obs]
     if len(plates) == 1 or not new:
         return obs
-    old = {
-        str(name)
-        for plate in plates
-        if SOURCE_COLUMN in plate.obs
-        for name in plate.obs[SOURCE_COLUMN].dropna().unique()
-    }
+    kept = [plate.obs[SOURCE_COLUMN] for plate in plates if SOURCE_COLUMN in plate.obs]
+    old = {str(name) for column in kept for name in column.dropna().unique()}
     names = dict(zip(new, unique_file_names([plates[number].name for number in new], old), strict=True))
     plate_of = np.repeat(np.arange(len(plates), dtype=np.int32), [len(plate.obs) for plate in plates])
     if not old:

@@ -6,6 +6,7 @@ The file holds the protocol of a source, the source for arrays in memory, and a 
 from __future__ import annotations
 
 import hashlib
+import math
 import mmap
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -49,18 +50,14 @@ def check_images(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
             "For one channel, add an axis with images[:, None]."
         )
         raise ValueError(msg)
-    if 0 in shape:
-        msg = f"{where} has shape {shape}: there is nothing to read along an axis of length 0."
-        raise ValueError(msg)
+    _check_not_empty(shape, where)
     if has_channels_last(*shape[1:]):
         msg = (
             f"{where} has shape {shape}, which looks like (cells, height, width, channels), images must be (cells, "
             "channels, height, width): turn them with np.moveaxis(images, -1, 1)."
         )
         raise ValueError(msg)
-    if dtype.name not in IMAGE_DTYPES or not dtype.isnative:
-        msg = f"{where} has dtype {_dtype_description(dtype)}: cast it to one of {', '.join(IMAGE_DTYPES)}."
-        raise TypeError(msg)
+    _check_dtype(dtype, IMAGE_DTYPES, where)
 
 
 def has_channels_last(first: int, second: int, third: int) -> bool:
@@ -106,20 +103,26 @@ def check_features(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
     if len(shape) != 2:
         msg = f"{where} has shape {shape}, features must be 2-D: (cells, features)."
         raise ValueError(msg)
-    if 0 in shape:
-        msg = f"{where} has shape {shape}: there is nothing to read along an axis of length 0."
-        raise ValueError(msg)
+    _check_not_empty(shape, where)
     if dtype.kind not in "fiub":
         msg = f"{where} holds {dtype.name}, features are numbers: leave columns of text out, or put them into obs."
         raise TypeError(msg)
-    if dtype.name not in FEATURE_DTYPES or not dtype.isnative:
-        msg = f"{where} has dtype {_dtype_description(dtype)}: cast it to one of {', '.join(FEATURE_DTYPES)}."
+    _check_dtype(dtype, FEATURE_DTYPES, where)
+
+
+def _check_dtype(dtype: np.dtype, allowed: Sequence[str], where: str) -> None:
+    """Raise ``TypeError`` if a dtype is not among the allowed ones, or its byte order is not that of this machine."""
+    if dtype.name not in allowed or not dtype.isnative:
+        name = dtype.name if dtype.isnative else f"{dtype.name}, in a foreign byte order ({dtype.str})"
+        msg = f"{where} has dtype {name}: cast it to one of {', '.join(allowed)}."
         raise TypeError(msg)
 
 
-def _dtype_description(dtype: np.dtype) -> str:
-    """Return the name of a dtype, followed by its byte order if this order differs from that of the machine."""
-    return dtype.name if dtype.isnative else f"{dtype.name}, in a foreign byte order ({dtype.str})"
+def _check_not_empty(shape: tuple[int, ...], where: str) -> None:
+    """Raise ``ValueError`` if an axis of an array has length 0."""
+    if 0 in shape:
+        msg = f"{where} has shape {shape}: there is nothing to read along an axis of length 0."
+        raise ValueError(msg)
 
 
 class InputKind(NamedTuple):
@@ -306,6 +309,21 @@ def as_row_numbers(rows: np.ndarray | slice, n: int) -> np.ndarray:
     return np.arange(*rows.indices(n)) if isinstance(rows, slice) else rows
 
 
+def rows_per_block(shape: tuple[int, ...], dtype: np.dtype, n_bytes: int) -> int:
+    """Return the number of rows of an array of this shape and dtype that take ``n_bytes``, rounded down, at least 1."""
+    return max(1, n_bytes // (math.prod(shape[1:]) * dtype.itemsize))
+
+
+def iterate_blocks(n: int, size: int) -> Iterator[slice]:
+    """Divide ``n`` rows into slices of ``size`` consecutive rows; the last slice may reach beyond the last row."""
+    return (slice(start, start + size) for start in range(0, n, size))
+
+
+def draw_rows(n: int, most: int) -> np.ndarray:
+    """Draw at most ``most`` of ``n`` row numbers at random, sorted; equal arguments always draw the same rows."""
+    return np.sort(np.random.default_rng(n).choice(n, min(n, most), replace=False))
+
+
 def find_non_finite_rows(source: ImageSource, block: int = 4096) -> np.ndarray:
     """Return the numbers of the rows (one row per cell) whose image or features contain NaN or infinity.
 
@@ -320,9 +338,9 @@ def find_non_finite_rows(source: ImageSource, block: int = 4096) -> np.ndarray:
     """
     if source.dtype.kind != "f":
         return np.empty(0, dtype=np.int64)
-    starts = range(0, source.shape[0], block)
-    bad = [~np.isfinite(source.read(slice(s, s + block))).all(axis=tuple(range(1, len(source.shape)))) for s in starts]
-    return np.flatnonzero(np.concatenate(bad))
+    axes = tuple(range(1, len(source.shape)))
+    finite = [np.isfinite(source.read(rows)).all(axis=axes) for rows in iterate_blocks(source.shape[0], block)]
+    return np.flatnonzero(~np.concatenate(finite))
 
 
 class ColumnSource:
@@ -397,26 +415,21 @@ def digest_cells(source: ImageSource | None, table: pd.DataFrame) -> str:
     Hash as a text of 64 hexadecimal digits.
     """
     digest = hashlib.sha256(repr([len(table), *map(str, table.columns)]).encode())
-    for start in range(0, len(table), _HASH_BLOCK_ROWS):
-        part = table.iloc[start : start + _HASH_BLOCK_ROWS]
-        columns = {number: _drop_unused_categories(part.iloc[:, number]) for number in range(part.shape[1])}
+    for rows in iterate_blocks(len(table), _HASH_BLOCK_ROWS):
+        part = table.iloc[rows]
+        columns = {}
+        for number in range(part.shape[1]):
+            column = part.iloc[:, number]
+            # pandas would hash all categories of a column, which may be millions of names, again with each part
+            if isinstance(column.dtype, pd.CategoricalDtype):
+                column = column.cat.remove_unused_categories()
+            columns[number] = column
         hashes = pd.util.hash_pandas_object(pd.DataFrame(columns, index=part.index))
         digest.update(hashes.to_numpy().tobytes())
     if source is not None:
-        n = source.shape[0]
-        rows = np.sort(np.random.default_rng(n).choice(n, min(n, _N_DIGEST_CELLS), replace=False))
         digest.update(repr([*source.shape, source.dtype.str]).encode())
-        digest.update(source.read(rows).tobytes())
+        digest.update(source.read(draw_rows(source.shape[0], _N_DIGEST_CELLS)).tobytes())
     return digest.hexdigest()
-
-
-def _drop_unused_categories(column: pd.Series) -> pd.Series:
-    """Return a column of a table without unused categories, if it is categorical.
-
-    A table is hashed in parts of many rows. Pandas would hash all categories of a column, which may be millions of
-    names, again with each part.
-    """
-    return column.cat.remove_unused_categories() if isinstance(column.dtype, pd.CategoricalDtype) else column
 
 
 def iterate_runs(apart: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import logging
-import os
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
-from anndata import AnnData
 from pandas.api.types import infer_dtype, is_bool_dtype, is_integer_dtype, is_numeric_dtype
 
 from scbd._shared.checks import join_first
 from scbd._shared.labels import label_text
-from scbd.data._readers import (
-    Crops,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    Plate: TypeAlias = Crops | AnnData | str | os.PathLike[str]
 
 logger = logging.getLogger(__name__)
 
 # Kinds of values in a column of Python objects, as named by pandas.api.types.infer_dtype. AnnData may be able to write
 # columns of these kinds as categories. Columns of all other kinds are converted to text.
 _STORABLE_KINDS = ("string", "bytes", "boolean", "integer", "floating", "mixed-integer-float", "empty")
-
-
 # Names that a column of a table cannot have in an AnnData file. A name that contains "/" is not possible either, since
 # it would create a folder (group) in the file.
 _RESERVED = ("", ".", "..", "_index")

@@ -17,7 +17,7 @@ import numpy as np
 from scbd.data._sources import IMAGES, STORE_KEY, InputKind, allocate_output, as_row_numbers, iterate_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import zarr
 
@@ -124,17 +124,20 @@ class ZarrSource:
             return out
         places = np.argsort(rows, kind="stable")
         rows = rows[places]
-        shards = rows // (self.chunk_rows * self._chunks_per_shard)
+        n_per_shard = self.chunk_rows * self._chunks_per_shard
+        shards = rows // n_per_shard
         for start, stop in iterate_runs(np.diff(shards) != 0):
             number, part = int(shards[start]), slice(start, stop)
             try:
                 self._read_shard(number, rows[part], places[part], out)
-            except FileNotFoundError as error:
-                msg = f"{self._files.path(self._key(number))} is missing, with {self._rows_of(number)}."
-                raise FileNotFoundError(msg) from error
-            except (EOFError, ValueError, RuntimeError) as error:
-                where = f"{self._files.path(self._key(number))} is damaged or truncated, with {self._rows_of(number)}"
-                msg = f"{where} ({error}): copy or write the store again."
+            except (FileNotFoundError, EOFError, ValueError, RuntimeError) as error:
+                last = min((number + 1) * n_per_shard, self.shape[0]) - 1
+                with_rows = f"with rows {number * n_per_shard} to {last} of {self._where}"
+                path = self._files.folder / self._key(number)
+                if isinstance(error, FileNotFoundError):
+                    msg = f"{path} is missing, {with_rows}."
+                    raise FileNotFoundError(msg) from error
+                msg = f"{path} is damaged or truncated, {with_rows} ({error}): copy or write the store again."
                 raise ValueError(msg) from error
         return out
 
@@ -162,70 +165,38 @@ class ZarrSource:
             rows, places, chunks = rows[~empty], places[~empty], chunks[~empty]
         if not len(rows):
             return
-        # test whether chunks are uncompressed and hold one row each, with or without a checksum at the end
+        # if chunks are not compressed and hold one row each, with or without a checksum at the end, read adjacent
+        # chunks with one system call, and do not verify their checksums
         if self.chunk_rows == 1 and self._decoders in ([_copy_bytes], [_strip_checksum, _copy_bytes]):
-            self._read_plain(self._key(number), offsets[chunks], lengths[chunks], places, out)
+            offsets, length, size = offsets[chunks], int(lengths[chunks[0]]), out[:1].nbytes
+            for start, stop in iterate_runs(np.diff(offsets) != length):
+                data = self._files.read(self._key(number), int(offsets[start]), (stop - start) * length)
+                pixels = np.frombuffer(data, np.uint8).reshape(stop - start, length)[:, :size].view(out.dtype)
+                out[places[start:stop]] = pixels.reshape(stop - start, *out.shape[1:])
         else:
-            self._read_chunks(self._key(number), offsets, lengths, rows, chunks, places, out)
-
-    def _read_plain(
-        self, key: str, offsets: np.ndarray, lengths: np.ndarray, places: np.ndarray, out: np.ndarray
-    ) -> None:
-        """Read uncompressed chunks of one row each directly into ``out``, without verifying their checksums.
-
-        Chunks that are adjacent both in the file and in ``out`` are read with one system call.
-
-        Parameters
-        ----------
-        key
-            Name of the file.
-        offsets, lengths
-            Position and length of each chunk in the file, in bytes. The length includes the checksum.
-        places
-            Position in ``out`` for the row of each chunk.
-        out
-            Array to write the rows to.
-        """
-        size = out[:1].nbytes
-        flat = out.data.cast("B")
-        passed_over = memoryview(bytearray(int(lengths[0]) - size))
-        for start, stop in iterate_runs((np.diff(offsets) != lengths[:-1]) | (np.diff(places) != 1)):
-            first = int(places[start])
-            targets = [flat[first * size : (first + stop - start) * size]]
-            if passed_over:
-                images = (flat[i * size : (i + 1) * size] for i in range(first, first + stop - start))
-                targets = [part for image in images for part in (image, passed_over)]
-            self._files.read_into(key, int(offsets[start]), targets)
+            self._read_chunks(number, rows, chunks, places, out)
 
     def _read_chunks(
-        self,
-        key: str,
-        offsets: np.ndarray,
-        lengths: np.ndarray,
-        rows: np.ndarray,
-        chunks: np.ndarray,
-        places: np.ndarray,
-        out: np.ndarray,
+        self, number: int, rows: np.ndarray, chunks: np.ndarray, places: np.ndarray, out: np.ndarray
     ) -> None:
-        """Read chunks of one file, decode them one by one, and copy the requested rows to ``out``.
+        """Read chunks of one shard, decode them one by one, and copy the requested rows to ``out``.
 
         Chunks that lie close together in the file are read with one system call.
 
         Parameters
         ----------
-        key
-            Name of the file.
-        offsets, lengths
-            Position and length, in bytes, of each chunk in the file.
+        number
+            Number of the shard.
         rows
             Requested row numbers in the whole array, in ascending order.
         chunks
-            For each requested row, the number of its chunk in the file.
+            For each requested row, the number of its chunk in the shard.
         places
             For each requested row, its position in ``out``.
         out
             Array to write the rows to.
         """
+        offsets, lengths = self._indices[number]
         edges = list(iterate_runs(np.diff(chunks) != 0))
         wanted = chunks[[start for start, _ in edges]]
         starts, ends = offsets[wanted], offsets[wanted] + lengths[wanted]
@@ -234,7 +205,7 @@ class ZarrSource:
         chunk = np.empty((self.chunk_rows, *self.shape[1:]), self.dtype)
         for begin, end in iterate_runs((gaps < 0) | (gaps > _MAX_GAP_BYTES)):
             base = int(starts[begin])
-            data = memoryview(self._files.read(key, base, int(ends[end - 1]) - base))
+            data = self._files.read(self._key(number), base, int(ends[end - 1]) - base)
             for i in range(begin, end):
                 start, stop = edges[i]
                 coded = data[int(starts[i]) - base : int(ends[i]) - base]
@@ -262,10 +233,9 @@ class ZarrSource:
         n, key = self._chunks_per_shard, self._key(number)
         try:
             if self._images.shards is None:
-                return np.zeros(1, np.int64), np.array([self._files.size(key)])
-            data = self._files.read(
-                key, -_INDEX_ENTRY_BYTES * n - _CHECKSUM_BYTES, _INDEX_ENTRY_BYTES * n + _CHECKSUM_BYTES
-            )
+                return np.zeros(1, np.int64), np.array([(self._files.folder / key).stat().st_size])
+            size = _INDEX_ENTRY_BYTES * n + _CHECKSUM_BYTES
+            data = self._files.read(key, -size, size)
         except FileNotFoundError:
             if self._complete:
                 raise
@@ -276,10 +246,6 @@ class ZarrSource:
 
     def _key(self, number: int) -> str:
         return self._images.metadata.encode_chunk_key((number, *(0 for _ in self.shape[1:])))
-
-    def _rows_of(self, number: int) -> str:
-        size = self.chunk_rows * self._chunks_per_shard
-        return f"rows {number * size} to {min((number + 1) * size, self.shape[0]) - 1} of {self._where}"
 
 
 def _chunk_decoders(array: zarr.Array) -> list[Callable] | None:
@@ -355,22 +321,12 @@ class _ByteRangeReader:
 
     # maximum number of files that are kept open
     _MOST = 256
-    # maximum number of memory buffers that one system call (preadv) fills; Linux accepts up to 1,024
-    _TARGETS = 512
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._open: OrderedDict[str, int] = OrderedDict()
 
-    def path(self, key: str) -> Path:
-        """Return the full path of a file of the folder."""
-        return self._folder / key
-
-    def size(self, key: str) -> int:
-        """Return the size of a file of the folder in bytes."""
-        return self.path(key).stat().st_size
-
-    def read(self, key: str, start: int, length: int) -> bytes:
+    def read(self, key: str, start: int, length: int) -> memoryview:
         """Read a range of bytes from a file.
 
         Parameters
@@ -392,45 +348,14 @@ class _ByteRangeReader:
         descriptor = self._descriptor(key)
         if start < 0:
             start += os.fstat(descriptor).st_size
-        data = os.pread(descriptor, length, start) if start >= 0 else b""
-        if len(data) < length:
-            msg = f"{len(data)} of {length} bytes at {start}"
-            raise EOFError(msg)
+        data, n_read = np.empty(length, np.uint8).data, 0
+        while n_read < length:  # a system call reads at most 2 GiB
+            n = os.preadv(descriptor, [data[n_read:]], start + n_read) if start >= 0 else 0
+            if not n:
+                msg = f"{n_read} of {length} bytes at {start}"
+                raise EOFError(msg)
+            n_read += n
         return data
-
-    def read_into(self, key: str, start: int, targets: Sequence[memoryview]) -> None:
-        """Read consecutive bytes of a file directly into several memory buffers, without an intermediate copy.
-
-        Parameters
-        ----------
-        key
-            Name of the file in the folder.
-        start
-            Position of the first byte in the file.
-        targets
-            Buffers, which are filled completely, one after the other.
-
-        Raises
-        ------
-        FileNotFoundError
-            If there is no such file.
-        EOFError
-            If the file ends before the last requested byte.
-        """
-        descriptor = self._descriptor(key)
-        for first in range(0, len(targets), self._TARGETS):
-            some = list(targets[first : first + self._TARGETS])
-            while some:
-                n = os.preadv(descriptor, some, start)
-                if not n:
-                    msg = f"{sum(map(len, some))} bytes are missing at {start}"
-                    raise EOFError(msg)
-                start += n
-                while some and n >= len(some[0]):
-                    n -= len(some.pop(0))
-                # a buffer may be filled only in part, since a system call reads at most 2 GiB: continue with its rest
-                if n:
-                    some[0] = some[0][n:]
 
     def _descriptor(self, key: str) -> int:
         if key in self._open:
@@ -438,7 +363,7 @@ class _ByteRangeReader:
             return self._open[key]
         if len(self._open) >= self._MOST:
             os.close(self._open.popitem(last=False)[1])
-        self._open[key] = os.open(self.path(key), os.O_RDONLY)
+        self._open[key] = os.open(self.folder / key, os.O_RDONLY)
         return self._open[key]
 
     def __del__(self) -> None:
