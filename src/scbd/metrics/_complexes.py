@@ -14,13 +14,10 @@ import pandas as pd
 from scipy.stats import false_discovery_control
 
 from scbd._shared.checks import check_count
-from scbd.metrics._average_precision import expected_average_precision, scale_to_unit_length, score_queries
+from scbd.metrics._average_precision import scale_to_unit_length, score_queries
 from scbd.metrics._networks import NetKind, read_network
 from scbd.metrics._relationships import Relations, Universe, get_relations
-from scbd.metrics._resampling import (
-    mean_cosine,
-    sequential_p_values,
-)
+from scbd.metrics._resampling import mean_cosine, sequential_p_values
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -182,17 +179,13 @@ def _set_average_precisions(relations: Relations, sets: list[np.ndarray]) -> np.
     found = np.full((len(sets), 2), np.nan)
     for i, rows in enumerate(sets):
         others = np.setdiff1d(everyone, np.append(relations.known[rows].indices, rows))
-        if len(others):
-            scores = _score_set(unit, rows, others)
-            found[i] = scores.mean(), expected_average_precision(len(rows) - 1, len(others))
+        scores = score_queries(
+            unit,
+            rows,
+            others,
+            positives=lambda row, rows=rows: rows[rows != row],
+            negatives=lambda queries, others=others: np.ones((len(queries), len(others)), dtype=bool),
+        )
+        if len(scores):
+            found[i] = scores["average_precision"].to_numpy().mean(), scores["chance"].iloc[0]
     return found
-
-
-def _score_set(unit: np.ndarray, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    return score_queries(
-        unit,
-        rows,
-        others,
-        positives=lambda row: rows[rows != row],
-        negatives=lambda queries: np.ones((len(queries), len(others)), dtype=bool),
-    ).average_precision

@@ -25,7 +25,7 @@ from scipy import sparse
 
 from scbd._shared.checks import check_choice, check_count, check_unmasked, join_first
 from scbd._shared.labels import label_text
-from scbd.metrics._average_precision import expected_average_precision, scale_to_unit_length, score_queries
+from scbd.metrics._average_precision import scale_to_unit_length, score_queries
 from scbd.metrics._networks import NetKind, read_network, related_genes
 from scbd.metrics._resampling import (
     Resampled,
@@ -587,14 +587,8 @@ def partner_average_precision(relations: Relations) -> pd.DataFrame:
         positives=lambda row: known[[row]].indices,
         negatives=lambda rows: ~(known[rows].toarray() | (rows[:, None] == everyone)),
     )
-    by_chance = [
-        expected_average_precision(*map(int, counts))
-        for counts in zip(scores.n_positives, scores.n_negatives, strict=True)
-    ]
-    return pd.DataFrame(
-        {"average_precision": scores.average_precision, "chance": np.array(by_chance, dtype=np.float64)},
-        index=pd.Index(relations.genes[scores.rows], name="gene"),
-    )
+    scores.index = pd.Index(relations.genes[scores.index], name="gene")
+    return scores[["average_precision", "chance"]]
 
 
 def _check_tail(tail: float) -> None:
