@@ -13,7 +13,14 @@ from scbd._shared.checks import check_count
 from scbd._shared.labels import as_columns
 from scbd._shared.linear_maps import column_means, mean_and_inverse_deviation, relative_rounding_error
 from scbd._shared.numeric_tables import is_numeric_column, read_numeric_column
-from scbd.metrics._arguments import Embeddings, check_keys, get_finite_embedding, get_label_texts, get_named_embeddings
+from scbd.metrics._arguments import (
+    Embeddings,
+    check_keys,
+    get_finite_embedding,
+    get_label_texts,
+    get_named_embeddings,
+    random_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,8 +104,7 @@ def variance_table(
     if n < 3 or not len(factors):
         msg = f"There are {n} cells and {len(factors)} factors: give three cells or more, and a factor."
         raise ValueError(msg)
-    rng = np.random.default_rng(seed)
-    rows = np.arange(n) if max_cells is None or n <= max_cells else np.sort(rng.choice(n, max_cells, replace=False))
+    rows = random_rows(n, max_cells, np.random.default_rng(seed))
     columns = factors if isinstance(factors, Mapping) else {name: name for name in factors}
     read = [_read_factor(adata, str(name), as_columns(column), rows) for name, column in columns.items()]
     found = []
