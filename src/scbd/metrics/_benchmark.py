@@ -214,7 +214,7 @@ class BenchmarkInput:
 
     @cached_property
     def mixing(self) -> dict[str, float]:
-        how = {"n_neighbors": self.n_neighbors, "max_cells": _MAX_CELLS, "seed": self.drawn["seed"]}
+        how: dict[str, Any] = {"n_neighbors": self.n_neighbors, "max_cells": _MAX_CELLS, "seed": self.drawn["seed"]}
         return batch_mixing(self.table, "x", self.e_key or (), **how)
 
 
@@ -524,7 +524,7 @@ def benchmark(
     y, e = (None if key is None else get_label_texts(adata, key) for key in (y_key, e_key))
     how: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "guide_key": guide_key, "control": control, "nets": nets}
     how |= {"labels": labels, "position_key": None if isinstance(replicates, bool) else replicates, "kinds": kinds}
-    how |= {"groups": None if y is None else resolve_probe_groups(adata, y_key, e_key, guide_key, group_key)}
+    how |= {"groups": None if y_key is None else resolve_probe_groups(adata, y_key, e_key, guide_key, group_key)}
     how |= {"y": y, "e": e, "n_neighbors": n_neighbors, "drawn": {"n_bootstrap": n_bootstrap, "seed": seed}}
     measured = []
     for embedding in compared:
@@ -606,7 +606,7 @@ def _report_frame(
     rows: list[dict[str, Any]] = []
     for (representation, key, _), scores in measured:
         for (name, own), score in scores.items():
-            row = {"metric": _join_score_name(name, own), "representation": representation, "key": key}
+            row: dict[str, Any] = {"metric": _join_score_name(name, own), "representation": representation, "key": key}
             row |= {"value": score.value, "chance": score.chance, "better": METRICS[name].better}
             if n_bootstrap:
                 # confidence intervals are clipped to the range from 0 to 1, in which all scores with bootstrap samples

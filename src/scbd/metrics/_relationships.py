@@ -32,6 +32,7 @@ from scbd.metrics._resampling import (
     ScoreName,
     bootstrap_interval,
     divide_into_blocks,
+    draw_units,
     is_in_a_tail,
     weight_outside,
     weighted_percentiles,
@@ -122,13 +123,13 @@ class Relations:
     ) -> None:
         check_choice("universe", universe, Universe)
         genes, x = _profiles(profiles, gene_key)
-        network = read_network(net, genes, net_kind, max_set_size)
+        rows, self.net_kind = read_network(net, genes, net_kind, max_set_size)
         self.profiled, self.max_set_size = genes, max_set_size
-        known = related_genes(genes, network)
+        known = related_genes(genes, rows, self.net_kind)
         if universe == "annotated":
             keep = np.flatnonzero(np.diff(known.indptr))
             genes, x, known = genes[keep], x[keep], known[keep][:, keep]
-        self.genes, self.net_kind, self.known = genes, network.kind, known
+        self.genes, self.known = genes, known
         norm = np.linalg.norm(x, axis=1, keepdims=True)
         self.unit = x / np.where(norm > 0, norm, 1)
 
@@ -556,8 +557,7 @@ def resampled_scores(
     check_count("n_bootstrap", n_bootstrap)
     blocks = divide_into_blocks(several[0].known)
     n = int(blocks.max()) + 1
-    rng = np.random.default_rng(seed)
-    drawn = [np.bincount(rng.integers(n, size=n), minlength=n).astype(float) for _ in range(n_bootstrap)]
+    drawn = list(draw_units(n, n_bootstrap, seed))
     values = []
     for relations in several:
         pairs = Resampled(*relations.pairs(), blocks, tail=tail, percentiles=PERCENTILES)
