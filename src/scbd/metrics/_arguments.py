@@ -183,11 +183,9 @@ def encode_label_column(adata: AnnData, label_key: str | Sequence[str]) -> tuple
     The distinct labels are texts ``(L,)``. The code of a row is the index of the row's label among the distinct labels,
     int32 ``(N,)``. Several columns are crossed as in :func:`get_label_texts`.
     """
-    columns = as_columns(label_key)
-    check_keys(adata, [], columns)
-    labels = label_values(adata.obs, columns)
-    texts = np.array([label_text(label) for label in labels.cat.categories], dtype=object)
-    places, names = pd.factorize(texts)
+    check_anndata(adata)
+    labels = label_values(adata.obs, label_key)
+    places, names = pd.factorize(np.array(list(map(label_text, labels.cat.categories)), dtype=object))
     # the codes are int32 instead of int64 to save memory, because there may be millions of cells
     return names, places.astype(np.int32)[labels.cat.codes]
 
@@ -271,9 +269,7 @@ def training_mask_or_none(adata: AnnData, trained_on: str | ArrayLike | None) ->
     return adata.obs[SPLIT_KEY].astype(str).to_numpy() == "train" if SPLIT_KEY in adata.obs else None
 
 
-def warn_if_seen_in_training(
-    labels: np.ndarray, learned: np.ndarray | None, scored: ArrayLike, *, stacklevel: int = 3
-) -> None:
+def warn_if_seen_in_training(labels: np.ndarray, learned: np.ndarray | None, scored: ArrayLike) -> None:
     """Warn if an embedding was trained on some of the perturbations for which it is scored.
 
     Training pulls the embeddings of a perturbation's rows together, whether or not the perturbation has an effect. A
@@ -288,8 +284,6 @@ def warn_if_seen_in_training(
         no warning.
     scored
         Names of the perturbations that are scored; a name may occur several times.
-    stacklevel
-        See :func:`warnings.warn`.
     """
     if learned is None:
         return
@@ -301,7 +295,7 @@ def warn_if_seen_in_training(
             f"({join_first(known)}): of its embedding, neither scores nor q values say that they have an effect. Embed "
             "each by a model that has not seen it (scbd.cross_fit)."
         )
-        warnings.warn(msg, UserWarning, stacklevel=stacklevel)
+        warnings.warn(msg, UserWarning, stacklevel=3)
 
 
 def warn_if_models_are_mixed(adata: AnnData, *keys: str | Sequence[str] | None) -> None:

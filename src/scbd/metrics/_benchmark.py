@@ -167,13 +167,13 @@ class Metric(NamedTuple):
 
     The own name is ``""`` if the full name of the score is the name of the metric.
     """
-    side: Literal["biology", "batch", "shape"]
+    side: Literal["biology", "batch", "shape"] = "shape"
     """Property of the embedding that the scores describe.
 
     It is ``"biology"`` for scores of perturbations, ``"batch"`` for scores of environments, and ``"shape"`` for scores
     that depend on the embedding alone, such as its effective rank.
     """
-    better: Literal["higher", "lower", "nearer to chance", ""]
+    better: Literal["higher", "lower", "nearer to chance", ""] = ""
     """Direction in which the scores are better; empty if neither direction is better."""
     needs: tuple[str, ...] = ()
     """Names of the arguments of :func:`benchmark` that must be given for the scores to be computed."""
@@ -278,11 +278,7 @@ def _mixing_score(cells: BenchmarkInput, name: str, expected: str) -> dict[str, 
 
 METRICS: dict[str, Metric] = {
     "effective_rank": Metric(
-        lambda cells: {"": EstimatedScore(effective_rank(cells.x))},
-        side="shape",
-        better="",
-        title={"": "directions in use"},
-        headline=("",),
+        lambda cells: {"": EstimatedScore(effective_rank(cells.x))}, title={"": "directions in use"}, headline=("",)
     ),
     "relationship": Metric(
         _relationship_scores,
@@ -367,7 +363,7 @@ def find_metric(score: str) -> Metric:
     state whether high or low scores are better.
     """
     names = [name for name in METRICS if score == name or score.startswith((f"{name}_", f"{name} ("))]
-    return METRICS[max(names, key=len)] if names else Metric(lambda _: {}, side="shape", better="")
+    return METRICS[max(names, key=len)] if names else Metric(lambda _: {})
 
 
 def score_title(score: str) -> str:
@@ -642,15 +638,12 @@ def probe_scores(embedding: Any, labels: Any, *, n_bootstrap: int, seed: int, **
     AUROC has none.
     """
     found = run_probe(embedding, labels, max_cells=_MAX_CELLS, seed=seed, **how)
-    chance = {"f1": found.scores["chance_f1"], "auroc": _CHANCE_AUROC}
-    draws = found.bootstrap_scores(n_bootstrap, seed) if n_bootstrap else {}
-    n_units = len(np.unique(found.units))
+    scores, draws = found.scores, found.bootstrap_scores(n_bootstrap, seed)
+    how: dict[str, Any] = {"n_units": len(np.unique(found.units)), "is_mean": True}
     return {
-        name: EstimatedScore(
-            value, chance.get(name, np.nan), draws.get(name, _NO_SAMPLES), n_units, True, name == "accuracy"
-        )
-        for name, value in found.scores.items()
-        if name != "chance_f1"
+        "f1": EstimatedScore(scores["f1"], scores["chance_f1"], draws["f1"], **how),
+        "auroc": EstimatedScore(scores["auroc"], _CHANCE_AUROC),
+        "accuracy": EstimatedScore(scores["accuracy"], np.nan, draws["accuracy"], **how, is_fraction=True),
     }
 
 

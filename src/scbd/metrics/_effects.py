@@ -195,30 +195,22 @@ def _perturbation_effect(
     is_perturbed[0, : len(rows)] = 1
 
     def scores(labels: np.ndarray) -> np.ndarray:
+        # Each row of labels is one choice of perturbed rows, with 1 for perturbed rows and 0 for controls.
         consistencies = [
             _consistency_across_environments(x, e, np.flatnonzero(chosen), total, elsewhere) for chosen in labels
         ]
-        return np.stack([_energy_distances(distance, labels), consistencies])
+        touched, inside = labels @ distance.sum(1), ((labels @ distance) * labels).sum(1)
+        energies = _energy_distance_from_sums(touched, inside, distance.sum(), labels.sum(1), len(both))
+        return np.stack([energies, consistencies])
 
     observed, n_larger = scores(is_perturbed)[:, 0], np.zeros(2)
     for start in range(0, n_permutations, _PERMUTATIONS_PER_BLOCK):
-        null = scores(
-            permute_within_groups(is_perturbed[0], e, min(_PERMUTATIONS_PER_BLOCK, n_permutations - start), rng)
-        )
+        n_in_block = min(_PERMUTATIONS_PER_BLOCK, n_permutations - start)
+        null = scores(permute_within_groups(is_perturbed[0], e, n_in_block, rng))
         n_larger += np.count_nonzero(observed - 1e-9 * abs(observed) <= null.T, axis=0)
     p = np.where(np.isnan(observed), np.nan, (1 + n_larger) / (1 + n_permutations))
     expected = _expected_energy_distance(distance, is_perturbed[0], e)
     return (float(observed[0]) - expected, float(p[0])), (float(observed[1]), float(p[1]))
-
-
-def _energy_distances(distance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Compute the energy distance between chosen rows and all other rows, for each of ``B`` choices of rows, ``(B,)``.
-
-    ``distance`` holds the distances between all rows, ``(N, N)``. Each row of ``chosen``, ``(B, N)``, is one choice,
-    with 1 for chosen rows and 0 for all other rows.
-    """
-    inside = ((chosen @ distance) * chosen).sum(1)
-    return _energy_distance_from_sums(chosen @ distance.sum(1), inside, distance.sum(), chosen.sum(1), chosen.shape[1])
 
 
 def _expected_energy_distance(distance: np.ndarray, chosen: np.ndarray, e: np.ndarray) -> float:
