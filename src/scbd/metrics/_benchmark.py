@@ -35,7 +35,7 @@ from scbd.metrics._relationships import (
     relationship_recall,
     resampled_scores,
 )
-from scbd.metrics._resampling import ScoreName, bootstrap_interval, bootstrap_p_value
+from scbd.metrics._resampling import ScoreName, bootstrap_interval, bootstrap_p_value, small_sample_factor
 from scbd.metrics._retrieval import Retrieval, replicate_retrieval, retrieval
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class EstimatedScore(NamedTuple):
 
         The bootstrap variance of a mean of n units is too small by the factor (n - 1) / n, which is corrected here.
         """
-        return float(np.std(self.draws) * np.sqrt(self.n_units / (self.n_units - 1)))
+        return float(np.std(self.draws)) * small_sample_factor(self.n_units)
 
 
 class Metric(NamedTuple):
@@ -639,11 +639,11 @@ def probe_scores(embedding: Any, labels: Any, *, n_bootstrap: int, seed: int, **
     """
     found = run_probe(embedding, labels, max_cells=_MAX_CELLS, seed=seed, **how)
     scores, draws = found.scores, found.bootstrap_scores(n_bootstrap, seed)
-    how: dict[str, Any] = {"n_units": len(np.unique(found.units)), "is_mean": True}
+    of_units: dict[str, Any] = {"n_units": len(np.unique(found.units)), "is_mean": True}
     return {
-        "f1": EstimatedScore(scores["f1"], scores["chance_f1"], draws["f1"], **how),
+        "f1": EstimatedScore(scores["f1"], scores["chance_f1"], draws["f1"], **of_units),
         "auroc": EstimatedScore(scores["auroc"], _CHANCE_AUROC),
-        "accuracy": EstimatedScore(scores["accuracy"], np.nan, draws["accuracy"], **how, is_fraction=True),
+        "accuracy": EstimatedScore(scores["accuracy"], np.nan, draws["accuracy"], **of_units, is_fraction=True),
     }
 
 

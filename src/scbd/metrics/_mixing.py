@@ -165,10 +165,8 @@ def _rows_of_scorable_perturbations(
         raise ValueError(msg)
     n_left_out = len(rows) - len(kept)
     if n_left_out:
-        logger.warning(
-            "Mixing excludes %d of %d values of %s, which have fewer than %d cells or are in one environment only.",
-            *(n_left_out, len(rows), y_key, at_least),
-        )
+        msg = "Mixing excludes %d of %d values of %s, which have fewer than %d cells or are in one environment only."
+        logger.warning(msg, n_left_out, len(rows), y_key, at_least)
     return kept, n_left_out
 
 

@@ -404,7 +404,7 @@ def relationship_average_precision(
 
 
 def expected_relationship_scores(
-    relations: Relations, *, percentiles: Sequence[float] = PERCENTILES, diagonal: bool = True, tail: float = 0.05
+    relations: Relations, *, percentiles: Sequence[float] = PERCENTILES, tail: float = 0.05
 ) -> dict[str, float]:
     """Compute the scores of known gene relations that are expected if as many random pairs of genes were related.
 
@@ -415,7 +415,7 @@ def expected_relationship_scores(
     ----------
     relations
         Profiles and known relations. Only the cosines of the profiles and the number of relations are used.
-    percentiles, diagonal
+    percentiles
         See :func:`relationship_curve`.
     tail
         See :func:`relationship_recall`.
@@ -440,7 +440,7 @@ def expected_relationship_scores(
     # pairs with at least the cosine of the relation, which include the relation itself.
     itself = float(np.sum(size / (n - first)) / n)
     grid = np.sort(np.asarray(percentiles, dtype=float))[::-1]
-    n_predicted = weight_outside(ordered, *_cosine_limits(relations, grid, diagonal))
+    n_predicted = weight_outside(ordered, *_cosine_limits(relations, grid, diagonal=True))
     return {
         "area": _expected_area(n_predicted[n_predicted > 0], n, other),
         "recall": float(size[in_a_tail].sum() / n),

@@ -265,7 +265,7 @@ def bootstrap_interval(values: np.ndarray, level: float, n_effective: float) -> 
     distribution with heavier tails than a normal distribution. The quantiles are therefore those of Student's t with
     ``n_effective - 1`` degrees of freedom.
     """
-    wide = _small_sample_factor(n_effective) * stats.t.ppf((1 + level) / 2, n_effective - 1)
+    wide = small_sample_factor(n_effective) * stats.t.ppf((1 + level) / 2, n_effective - 1)
     tail = float(stats.norm.sf(wide))
     low, high = np.nanquantile(values, [tail, 1 - tail])
     return float(low), float(high)
@@ -281,10 +281,10 @@ def bootstrap_p_value(values: np.ndarray, n_effective: float) -> float:
     """
     beyond = min((values <= 0).sum(), (values >= 0).sum())
     wide = stats.norm.isf((1 + beyond) / (1 + len(values)))
-    return float(min(1.0, 2 * stats.t.sf(wide / _small_sample_factor(n_effective), n_effective - 1)))
+    return float(min(1.0, 2 * stats.t.sf(wide / small_sample_factor(n_effective), n_effective - 1)))
 
 
-def _small_sample_factor(n_effective: float) -> float:
+def small_sample_factor(n_effective: float) -> float:
     """Return the factor that corrects a bootstrap standard error for a small number of resampled blocks.
 
     The factor is ``sqrt(n / (n - 1))`` for an effective number of ``n`` blocks.
