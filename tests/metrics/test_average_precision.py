@@ -4,6 +4,7 @@ import itertools
 from unittest import mock
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,8 +97,7 @@ def test_score_queries_small_blocks_are_equal_to_whole(monkeypatch):
 
     whole = score()
     monkeypatch.setattr(ap, "_MAX_NUMBERS_IN_MEMORY", 130)
-    for one, other in zip(whole, score(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    pd.testing.assert_frame_equal(whole, score(), check_exact=True)
 
 
 def test_scale_to_unit_length_zero_row_stays_zero():

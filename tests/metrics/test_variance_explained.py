@@ -111,7 +111,7 @@ def test_variance_table_several_keys_and_max_cells_return_expected():
         (r"obs\['hole'\].* 1 of 5 cells", ["hole"], {}),
         ("0 factors", [], {}),
         ("max_cells=2", ["e"], {"max_cells": 2}),
-        ("NaN or infinite values in 1 of 5 rows", ["e"], {"Z": np.inf}),
+        ("NaN or infinite values in 1 of 5 cells", ["e"], {"Z": np.inf}),
     ],
 )
 def test_variance_table_invalid_input_raises(names, factors, how):

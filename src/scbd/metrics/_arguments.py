@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from scbd._shared.checks import check_unmasked, join_first, missing_key_message
+from scbd._shared.checks import check_finite_rows, check_unmasked, join_first, missing_key_message
 from scbd._shared.keys import CONTENT_KEY, FOLD_KEY, NOT_IN_SPLIT, SPLIT_KEY
 from scbd._shared.labels import as_columns, check_anndata, label_text, label_values
 from scbd._shared.numeric_tables import check_dense
@@ -79,19 +79,16 @@ def get_named_embeddings(adata: AnnData, embeddings: Embeddings) -> list[Embeddi
         msg = "No embedding is given: name keys of obsm."
         raise ValueError(msg)
     check_keys(adata, [key for sources in several.values() for key in sources if isinstance(key, str)])
-    return [
-        _read_embedding(adata, name, place, source)
-        for name, sources in several.items()
-        for place, source in enumerate(sources)
-    ]
-
-
-def _read_embedding(adata: AnnData, name: str, i: int, source: EmbeddingSource) -> Embedding:
-    if isinstance(source, str):
-        return Embedding(name, source, get_embedding(adata, source))
-    if isinstance(source, Path):
-        return Embedding(name, str(source), _read_embedding_file(adata, source))
-    return Embedding(name, f"{name}[{i}]", get_finite_embedding(adata, source))
+    found = []
+    for name, sources in several.items():
+        for i, source in enumerate(sources):
+            if isinstance(source, str):
+                found.append(Embedding(name, source, get_embedding(adata, source)))
+            elif isinstance(source, Path):
+                found.append(Embedding(name, str(source), _read_embedding_file(adata, source)))
+            else:
+                found.append(Embedding(name, f"{name}[{i}]", get_finite_embedding(adata, source)))
+    return found
 
 
 def _read_embedding_file(adata: AnnData, path: Path) -> Any:
@@ -138,9 +135,10 @@ def get_embedding(adata: AnnData, key: str) -> Any:
         If the embedding is sparse.
     """
     check_keys(adata, [key])
-    if key in adata.obsm:
-        return check_dense(adata.obsm[key], f"obsm[{key!r}]")
-    return check_dense(*((adata.layers[key], f"layers[{key!r}]") if key in adata.layers else (adata.X, "X")))
+    for slot in ("obsm", "layers"):
+        if key in getattr(adata, slot):
+            return check_dense(getattr(adata, slot)[key], f"{slot}[{key!r}]")
+    return check_dense(adata.X, "X")
 
 
 def get_finite_embedding(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
@@ -159,10 +157,7 @@ def get_finite_embedding(adata: AnnData, rep: str | ArrayLike) -> np.ndarray:
     if x.ndim != 2 or len(x) != adata.n_obs:
         msg = f"rep has the shape {x.shape}: give one row for each of the {adata.n_obs} rows of the table."
         raise ValueError(msg)
-    n_bad = int((~np.isfinite(x).all(axis=1)).sum())
-    if n_bad:
-        msg = f"rep has NaN or infinite values in {n_bad} of {len(x)} rows: drop them."
-        raise ValueError(msg)
+    check_finite_rows(x, "rep")
     return x
 
 
@@ -188,11 +183,9 @@ def encode_label_column(adata: AnnData, label_key: str | Sequence[str]) -> tuple
     The distinct labels are texts ``(L,)``. The code of a row is the index of the row's label among the distinct labels,
     int32 ``(N,)``. Several columns are crossed as in :func:`get_label_texts`.
     """
-    columns = as_columns(label_key)
-    check_keys(adata, [], columns)
-    labels = label_values(adata.obs, columns)
-    texts = np.array([label_text(label) for label in labels.cat.categories], dtype=object)
-    places, names = pd.factorize(texts)
+    check_anndata(adata)
+    labels = label_values(adata.obs, label_key)
+    places, names = pd.factorize(np.array(list(map(label_text, labels.cat.categories)), dtype=object))
     # the codes are int32 instead of int64 to save memory, because there may be millions of cells
     return names, places.astype(np.int32)[labels.cat.codes]
 
@@ -226,6 +219,14 @@ def row_mask(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:
         msg = f"{name} names a row twice: give each row number once, or a mask of type bool."
         raise ValueError(msg)
     return mask
+
+
+def random_rows(n: int, most: int | None, rng: np.random.Generator) -> np.ndarray:
+    """Return the numbers of at most ``most`` random rows of a table of ``n`` rows, in ascending order.
+
+    If ``most`` is `None` or at least ``n``, all row numbers are returned.
+    """
+    return np.arange(n) if most is None or n <= most else np.sort(rng.choice(n, most, replace=False))
 
 
 def training_mask(adata: AnnData, trained_on: str | ArrayLike, name: str = "trained_on") -> np.ndarray:
@@ -268,9 +269,7 @@ def training_mask_or_none(adata: AnnData, trained_on: str | ArrayLike | None) ->
     return adata.obs[SPLIT_KEY].astype(str).to_numpy() == "train" if SPLIT_KEY in adata.obs else None
 
 
-def warn_if_seen_in_training(
-    labels: np.ndarray, learned: np.ndarray | None, scored: ArrayLike, *, stacklevel: int = 3
-) -> None:
+def warn_if_seen_in_training(labels: np.ndarray, learned: np.ndarray | None, scored: ArrayLike) -> None:
     """Warn if an embedding was trained on some of the perturbations for which it is scored.
 
     Training pulls the embeddings of a perturbation's rows together, whether or not the perturbation has an effect. A
@@ -285,8 +284,6 @@ def warn_if_seen_in_training(
         no warning.
     scored
         Names of the perturbations that are scored; a name may occur several times.
-    stacklevel
-        See :func:`warnings.warn`.
     """
     if learned is None:
         return
@@ -295,11 +292,10 @@ def warn_if_seen_in_training(
     if len(known):
         msg = (
             f"A model was trained on {len(known):,} of {len(asked):,} perturbations that are scored "
-            f"({join_first(known)}): "
-            "of its embedding, neither scores nor q values say that they have an effect. Embed each by a model that "
-            "has not seen it (scbd.cross_fit)."
+            f"({join_first(known)}): of its embedding, neither scores nor q values say that they have an effect. Embed "
+            "each by a model that has not seen it (scbd.cross_fit)."
         )
-        warnings.warn(msg, UserWarning, stacklevel=stacklevel)
+        warnings.warn(msg, UserWarning, stacklevel=3)
 
 
 def warn_if_models_are_mixed(adata: AnnData, *keys: str | Sequence[str] | None) -> None:

@@ -10,9 +10,11 @@ embedding are the same vector, every query has the average precision that is exp
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,22 +35,6 @@ _MAX_NUMBERS_IN_MEMORY = 1 << 22
 _SCORE_TOLERANCE = 1e-12
 
 
-class QueryScores(NamedTuple):
-    """Average precision and numbers of positives and negatives of several queries.
-
-    Only queries with at least one positive and one negative are included.
-    """
-
-    rows: np.ndarray
-    """Row numbers of the queries in the embedding, ``(Q,)``."""
-    average_precision: np.ndarray
-    """Average precision of each query, float64 ``(Q,)``."""
-    n_positives: np.ndarray
-    """Number of positives of each query, that is, of items that should be ranked first, ``(Q,)``."""
-    n_negatives: np.ndarray
-    """Number of negatives of each query, that is, of items that should be ranked last, ``(Q,)``."""
-
-
 def scale_to_unit_length(x: np.ndarray) -> np.ndarray:
     """Return the rows of an array ``(N, D)`` scaled to Euclidean length 1, as float64.
 
@@ -66,7 +52,7 @@ def score_queries(
     gallery: np.ndarray,
     positives: Callable[[int], np.ndarray],
     negatives: Callable[[np.ndarray], np.ndarray],
-) -> QueryScores:
+) -> pd.DataFrame:
     """Compute the average precision of each query, with positives and negatives ranked by their cosine with the query.
 
     Queries without a positive or without a negative are omitted from the result. Cosines are computed for a block of
@@ -86,9 +72,14 @@ def score_queries(
     negatives
         Function from the row numbers of several queries ``(B,)`` to a boolean mask ``(B, G)``. The mask marks the items
         of the gallery that are negatives of each query.
+
+    Returns
+    -------
+    Frame with one row per query. Its index is the row number of the query in ``unit``, and its columns are
+    ``average_precision``, ``chance`` (average precision of a random order), ``n_positives`` and ``n_negatives``.
     """
     against = unit[gallery]
-    found: list[tuple[int, float, int, int]] = []
+    found: list[tuple[int, float, float, int, int]] = []
     size = max(1, _MAX_NUMBERS_IN_MEMORY // max(1, len(gallery)))
     for start in range(0, len(queries), size):
         block = queries[start : start + size]
@@ -97,14 +88,9 @@ def score_queries(
             right, others = positives(row), values[wrong]
             if len(right) and len(others):
                 score = average_precision(round_cosines(unit[right] @ unit[row]), others)
-                found.append((row, score, len(right), len(others)))
-    rows, scores, n_positives, n_negatives = zip(*found, strict=True) if found else ((), (), (), ())
-    return QueryScores(
-        np.array(rows, dtype=np.int64),
-        np.array(scores, dtype=np.float64),
-        np.array(n_positives, dtype=np.int64),
-        np.array(n_negatives, dtype=np.int64),
-    )
+                found.append((row, score, expected_average_precision(len(right), len(others)), len(right), len(others)))
+    types = [("row", int), ("average_precision", float), ("chance", float), ("n_positives", int), ("n_negatives", int)]
+    return pd.DataFrame.from_records(np.array(found, dtype=types), index="row")
 
 
 def average_precision(positives: np.ndarray, negatives: np.ndarray) -> float:
@@ -144,6 +130,7 @@ def _count_above_thresholds(thresholds: np.ndarray, values: np.ndarray) -> tuple
     return above, at_least
 
 
+@cache
 def expected_average_precision(n_positives: int, n_negatives: int) -> float:
     """Compute the average precision that is expected if positives and negatives are ranked in random order."""
     return _sum_precision_of_ties(n_positives, n_negatives, 0, 0) / n_positives

@@ -9,9 +9,10 @@ computes the score, the arguments that this function requires, the title of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -34,7 +35,7 @@ from scbd.metrics._relationships import (
     relationship_recall,
     resampled_scores,
 )
-from scbd.metrics._resampling import ScoreName, bootstrap_interval, bootstrap_p_value
+from scbd.metrics._resampling import ScoreName, bootstrap_interval, bootstrap_p_value, small_sample_factor
 from scbd.metrics._retrieval import Retrieval, replicate_retrieval, retrieval
 
 if TYPE_CHECKING:
@@ -118,10 +119,13 @@ class EstimatedScore(NamedTuple):
             return np.nan, np.nan
         if not self.is_mean:
             return bootstrap_interval(self.draws, level, self.n_units)
-        if np.ptp(self.draws) < _SAMPLE_TOLERANCE:
-            return self._exact(level)
-        wide = float(stats.t.ppf((1 + level) / 2, self.n_units - 1)) * self._error
-        return self.value - wide, self.value + wide
+        if np.ptp(self.draws) >= _SAMPLE_TOLERANCE:
+            wide = float(stats.t.ppf((1 + level) / 2, self.n_units - 1)) * self._error
+            return self.value - wide, self.value + wide
+        if not self.is_fraction or self.value not in (0, 1):
+            return np.nan, np.nan
+        most = float(1 - ((1 - level) / 2) ** (1 / self.n_units))
+        return (0.0, most) if self.value == 0 else (1 - most, 1.0)
 
     def minus(self, other: EstimatedScore) -> EstimatedScore:
         """Return the difference between this score and the score of another embedding.
@@ -142,23 +146,13 @@ class EstimatedScore(NamedTuple):
             return 1.0
         return float(2 * stats.t.sf(abs(self.value) / self._error, self.n_units - 1)) if self._error else 0.0
 
-    def _exact(self, level: float) -> tuple[float, float]:
-        """Return the exact confidence interval (Clopper and Pearson) of a score that is a fraction and equals 0 or 1.
-
-        Both ends are NaN for all other scores.
-        """
-        if not self.is_fraction or self.value not in (0, 1):
-            return np.nan, np.nan
-        most = 1 - ((1 - level) / 2) ** (1 / self.n_units)
-        return (0.0, float(most)) if self.value == 0 else (float(1 - most), 1.0)
-
     @property
     def _error(self) -> float:
         """Standard error of a score that is a mean, from its bootstrap samples.
 
         The bootstrap variance of a mean of n units is too small by the factor (n - 1) / n, which is corrected here.
         """
-        return float(np.std(self.draws) * np.sqrt(self.n_units / (self.n_units - 1)))
+        return float(np.std(self.draws)) * small_sample_factor(self.n_units)
 
 
 class Metric(NamedTuple):
@@ -173,13 +167,13 @@ class Metric(NamedTuple):
 
     The own name is ``""`` if the full name of the score is the name of the metric.
     """
-    side: Literal["biology", "batch", "shape"]
+    side: Literal["biology", "batch", "shape"] = "shape"
     """Property of the embedding that the scores describe.
 
     It is ``"biology"`` for scores of perturbations, ``"batch"`` for scores of environments, and ``"shape"`` for scores
     that depend on the embedding alone, such as its effective rank.
     """
-    better: Literal["higher", "lower", "nearer to chance", ""]
+    better: Literal["higher", "lower", "nearer to chance", ""] = ""
     """Direction in which the scores are better; empty if neither direction is better."""
     needs: tuple[str, ...] = ()
     """Names of the arguments of :func:`benchmark` that must be given for the scores to be computed."""
@@ -189,10 +183,12 @@ class Metric(NamedTuple):
     """Own names of the scores that :func:`styled` and :func:`rank` use by default."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class BenchmarkInput:
     """Input of each function in ``METRICS``: the embedding to be scored, and the arguments of :func:`benchmark`."""
 
+    x: Any
+    """Embedding to be scored, ``(N, D)``, an array or a memory-map."""
     table: AnnData
     """Table of the cells with their ``obs``, and with the embedding to be scored as ``obsm["x"]``."""
     y_key: str | None
@@ -216,18 +212,10 @@ class BenchmarkInput:
     drawn: dict[str, int]
     """Arguments of the bootstrap by name: number of samples (``n_bootstrap``) and ``seed``."""
 
-    @property
-    def x(self) -> Any:
-        return self.table.obsm["x"]
-
     @cached_property
     def mixing(self) -> dict[str, float]:
         how: dict[str, Any] = {"n_neighbors": self.n_neighbors, "max_cells": _MAX_CELLS, "seed": self.drawn["seed"]}
         return batch_mixing(self.table, "x", self.e_key or (), **how)
-
-
-def _effective_rank_score(cells: BenchmarkInput) -> dict[str, EstimatedScore]:
-    return {"": EstimatedScore(effective_rank(cells.x))}
 
 
 def _relationship_scores(cells: BenchmarkInput) -> dict[str, EstimatedScore]:
@@ -240,23 +228,19 @@ def _relationship_scores(cells: BenchmarkInput) -> dict[str, EstimatedScore]:
     found: dict[str, EstimatedScore] = {}
     for net_name, net in cells.nets.items():
         relations = Relations(profiles, net)
-        values = {
+        chance = expected_relationship_scores(relations)
+        values: dict[ScoreName, float] = {
             "area": relationship_area(relationship_curve(relations)),
             "recall": relationship_recall(relations),
             "average_precision": relationship_average_precision(relations),
         }
-        chance = expected_relationship_scores(relations)
-        draws: dict[str, dict[str, Any]] = {}
-        for score in get_args(ScoreName) if n_bootstrap else ():
-            (resampled,), n_units = resampled_scores([relations], score, _RECALL_TAIL, n_bootstrap, seed)
-            draws[score] = {"draws": resampled[1:], "n_units": n_units}
         for name, value in values.items():
-            found[name_with_net(name, net_name)] = EstimatedScore(value, chance[name], **draws.get(name, {}))
+            score = EstimatedScore(value, chance[name])
+            if n_bootstrap:
+                (resampled,), n_units = resampled_scores([relations], name, _RECALL_TAIL, n_bootstrap, seed)
+                score = score._replace(draws=resampled[1:], n_units=n_units)
+            found[name_with_net(name, net_name)] = score
     return found
-
-
-def _perturbation_probe_scores(cells: BenchmarkInput) -> dict[str, EstimatedScore]:
-    return probe_scores(cells.x, cells.y, kind="linear", groups=cells.groups, **cells.drawn)
 
 
 def _mechanism_scores(cells: BenchmarkInput) -> dict[str, EstimatedScore]:
@@ -278,21 +262,23 @@ def _replicate_scores_of_cells(cells: BenchmarkInput) -> dict[str, EstimatedScor
     return replicate_scores(found, **cells.drawn)
 
 
-def _environment_probe_scores(kind: ProbeKind) -> Callable[[BenchmarkInput], dict[str, EstimatedScore]]:
-    def scores(cells: BenchmarkInput) -> dict[str, EstimatedScore]:
-        return probe_scores(cells.x, cells.e, kind=kind, groups=None, **cells.drawn) if kind in cells.kinds else {}
+def _environment_probe_scores(cells: BenchmarkInput) -> dict[str, EstimatedScore]:
+    """Compute the scores of each requested kind of probe; their own names begin with the kind, except ``"linear"``."""
+    found: dict[str, EstimatedScore] = {}
+    for kind in get_args(ProbeKind):
+        if kind in cells.kinds:
+            scores = probe_scores(cells.x, cells.e, kind=kind, groups=None, **cells.drawn)
+            found |= {name if kind == "linear" else f"{kind}_{name}": score for name, score in scores.items()}
+    return found
 
-    return scores
 
-
-def _mixing_score(score: str) -> Callable[[BenchmarkInput], dict[str, EstimatedScore]]:
-    expected = f"{score.removesuffix('_neighbours')}_expected"
-    return lambda cells: {"": EstimatedScore(cells.mixing[score], cells.mixing[expected])}
+def _mixing_score(cells: BenchmarkInput, name: str, expected: str) -> dict[str, EstimatedScore]:
+    return {"": EstimatedScore(cells.mixing[name], cells.mixing[expected])}
 
 
 METRICS: dict[str, Metric] = {
     "effective_rank": Metric(
-        _effective_rank_score, side="shape", better="", title={"": "directions in use"}, headline=("",)
+        lambda cells: {"": EstimatedScore(effective_rank(cells.x))}, title={"": "directions in use"}, headline=("",)
     ),
     "relationship": Metric(
         _relationship_scores,
@@ -307,7 +293,7 @@ METRICS: dict[str, Metric] = {
         headline=("average_precision",),
     ),
     "y_probe": Metric(
-        _perturbation_probe_scores,
+        lambda cells: probe_scores(cells.x, cells.y, kind="linear", groups=cells.groups, **cells.drawn),
         side="biology",
         better="higher",
         needs=("y_key",),
@@ -329,33 +315,19 @@ METRICS: dict[str, Metric] = {
         headline=("floor_corrected", "map"),
     ),
     "e_probe": Metric(
-        _environment_probe_scores("linear"),
+        _environment_probe_scores,
         side="batch",
         better="lower",
         needs=("e_key",),
-        title={"f1": "F1 of the environment"},
-        headline=("f1",),
-    ),
-    "e_probe_quadratic": Metric(
-        _environment_probe_scores("quadratic"),
-        side="batch",
-        better="lower",
-        needs=("e_key",),
-        title={"f1": "F1 of the environment, quadratic"},
-        headline=("f1",),
-    ),
-    "e_probe_neighbours": Metric(
-        _environment_probe_scores("neighbours"),
-        side="batch",
-        better="lower",
-        needs=("e_key",),
-        title={"f1": "F1 of the environment, neighbours"},
-    ),
-    "e_probe_nearest_mean": Metric(
-        _environment_probe_scores("nearest_mean"), side="batch", better="lower", needs=("e_key",)
+        title={
+            "f1": "F1 of the environment",
+            "quadratic_f1": "F1 of the environment, quadratic",
+            "neighbours_f1": "F1 of the environment, neighbours",
+        },
+        headline=("f1", "quadratic_f1"),
     ),
     "ilisi": Metric(
-        _mixing_score("ilisi"),
+        partial(_mixing_score, name="ilisi", expected="ilisi_expected"),
         side="batch",
         better="higher",
         needs=("e_key",),
@@ -363,14 +335,14 @@ METRICS: dict[str, Metric] = {
         headline=("",),
     ),
     "same_environment_neighbours": Metric(
-        _mixing_score("same_environment_neighbours"),
+        partial(_mixing_score, name="same_environment_neighbours", expected="same_environment_expected"),
         side="batch",
         better="nearer to chance",
         needs=("e_key",),
         title={"": "neighbours of the same environment"},
     ),
     "silhouette": Metric(
-        _mixing_score("silhouette"),
+        partial(_mixing_score, name="silhouette", expected="silhouette_expected"),
         side="batch",
         better="nearer to chance",
         needs=("e_key",),
@@ -391,7 +363,7 @@ def find_metric(score: str) -> Metric:
     state whether high or low scores are better.
     """
     names = [name for name in METRICS if score == name or score.startswith((f"{name}_", f"{name} ("))]
-    return METRICS[max(names, key=len)] if names else Metric(lambda _: {}, side="shape", better="")
+    return METRICS[max(names, key=len)] if names else Metric(lambda _: {})
 
 
 def score_title(score: str) -> str:
@@ -545,16 +517,16 @@ def benchmark(
     compared = get_named_embeddings(adata, embeddings)
     check_reference_keys(reference, [embedding.representation for embedding in compared], n_bootstrap)
     asked = {name: metric for name, metric in METRICS.items() if all(_is_given(given[key]) for key in metric.needs)}
+    y, e = (None if key is None else get_label_texts(adata, key) for key in (y_key, e_key))
     how: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "guide_key": guide_key, "control": control, "nets": nets}
     how |= {"labels": labels, "position_key": None if isinstance(replicates, bool) else replicates, "kinds": kinds}
-    how |= {"y": None if y_key is None else get_label_texts(adata, y_key)}
-    how |= {"e": None if e_key is None else get_label_texts(adata, e_key)}
     how |= {"groups": None if y_key is None else resolve_probe_groups(adata, y_key, e_key, guide_key, group_key)}
-    how |= {"n_neighbors": n_neighbors, "drawn": {"n_bootstrap": n_bootstrap, "seed": seed}}
+    how |= {"y": y, "e": e, "n_neighbors": n_neighbors, "drawn": {"n_bootstrap": n_bootstrap, "seed": seed}}
     measured = []
     for embedding in compared:
-        cells = BenchmarkInput(AnnData(obs=adata.obs, obsm={"x": embedding.values}), **how)
-        measured.append((embedding, {name: metric.function(cells) for name, metric in asked.items()}))
+        cells = BenchmarkInput(x=embedding.values, table=AnnData(obs=adata.obs, obsm={"x": embedding.values}), **how)
+        scores = {(name, own): s for name, metric in asked.items() for own, s in metric.function(cells).items()}
+        measured.append((embedding, scores))
     return _report_frame(measured, n_bootstrap, reference)
 
 
@@ -598,47 +570,51 @@ def check_reference_keys(reference: str | None, representations: Sequence[str], 
     if not n_bootstrap:
         msg = "reference needs n_bootstrap, such as 200: differences are tested over resamples."
         raise ValueError(msg)
+    _check_reference(reference, representations)
+
+
+def _check_reference(reference: str, representations: Iterable[str]) -> None:
+    """Raise a ``ValueError`` unless the reference has one embedding, or as many as every other representation."""
     n_keys = pd.Series(representations).value_counts(sort=False)
-    check_reference(reference, n_keys.index)
+    if reference not in n_keys:
+        msg = f"reference={reference!r} is no representation here; there are: {', '.join(n_keys.index)}."
+        raise ValueError(msg)
     if n_keys[reference] > 1 and (odd := n_keys[n_keys != n_keys[reference]]).size:
         msg = (
-            f"{odd.index[0]!r} has {odd.iloc[0]} keys and the reference {reference!r} has {n_keys[reference]}: give as "
-            "many of both, or one of the reference."
+            f"{odd.index[0]!r} has {odd.iloc[0]} keys and the reference {reference!r} has {n_keys[reference]}: seeds "
+            "are compared in pairs, so give as many of both, or one of the reference."
         )
         raise ValueError(msg)
 
 
 def _report_frame(
-    measured: Sequence[tuple[Embedding, dict[str, dict[str, EstimatedScore]]]], n_bootstrap: int, reference: str | None
+    measured: Sequence[tuple[Embedding, dict[tuple[str, str], EstimatedScore]]],
+    n_bootstrap: int,
+    reference: str | None,
 ) -> pd.DataFrame:
     """Return the result of :func:`benchmark`, a frame with one row per score and embedding.
 
-    ``measured`` holds one pair per embedding: the embedding, and its scores. The scores are in nested dictionaries, by
-    the name of the metric and then by the score's own name.
+    ``measured`` holds one pair per embedding: the embedding, and a dictionary of its scores. A key of the dictionary is
+    the name of the metric and the score's own name.
     """
     others = [scores for embedding, scores in measured if embedding.representation == reference]
-    places: dict[str, int] = {}
+    places: Counter[str] = Counter()
     rows: list[dict[str, Any]] = []
     for (representation, key, _), scores in measured:
-        place = places[representation] = places.get(representation, -1) + 1
-        for name, own, score in ((name, own, score) for name, of in scores.items() for own, score in of.items()):
-            row = {
-                "metric": _join_score_name(name, own),
-                "representation": representation,
-                "key": key,
-                "value": score.value,
-            }
-            row |= {"chance": score.chance, "better": METRICS[name].better}
+        for (name, own), score in scores.items():
+            row: dict[str, Any] = {"metric": _join_score_name(name, own), "representation": representation, "key": key}
+            row |= {"value": score.value, "chance": score.chance, "better": METRICS[name].better}
             if n_bootstrap:
                 # confidence intervals are clipped to the range from 0 to 1, in which all scores with bootstrap samples
                 # lie
-                row |= dict(zip(("low", "high"), np.clip(score.interval(_INTERVAL_LEVEL), 0, 1), strict=True))
+                row["low"], row["high"] = np.clip(score.interval(_INTERVAL_LEVEL), 0, 1)
             if others:
-                apart = score.minus(others[min(place, len(others) - 1)][name][own])
-                low, high = apart.interval(_INTERVAL_LEVEL)
-                row |= {"difference": apart.value, "difference_low": low, "difference_high": high}
-                row |= {"p_value": apart.p_value()}
+                apart = score.minus(others[min(places[representation], len(others) - 1)][name, own])
+                row["difference"] = apart.value
+                row["difference_low"], row["difference_high"] = apart.interval(_INTERVAL_LEVEL)
+                row["p_value"] = apart.p_value()
             rows.append(row)
+        places[representation] += 1
     return pd.DataFrame(rows)
 
 
@@ -662,15 +638,12 @@ def probe_scores(embedding: Any, labels: Any, *, n_bootstrap: int, seed: int, **
     AUROC has none.
     """
     found = run_probe(embedding, labels, max_cells=_MAX_CELLS, seed=seed, **how)
-    chance = {"f1": found.scores["chance_f1"], "auroc": _CHANCE_AUROC}
-    draws = found.bootstrap_scores(n_bootstrap, seed) if n_bootstrap else {}
-    n_units = len(np.unique(found.units))
+    scores, draws = found.scores, found.bootstrap_scores(n_bootstrap, seed)
+    of_units: dict[str, Any] = {"n_units": len(np.unique(found.units)), "is_mean": True}
     return {
-        name: EstimatedScore(
-            value, chance.get(name, np.nan), draws.get(name, _NO_SAMPLES), n_units, True, name == "accuracy"
-        )
-        for name, value in found.scores.items()
-        if name != "chance_f1"
+        "f1": EstimatedScore(scores["f1"], scores["chance_f1"], draws["f1"], **of_units),
+        "auroc": EstimatedScore(scores["auroc"], _CHANCE_AUROC),
+        "accuracy": EstimatedScore(scores["accuracy"], np.nan, draws["accuracy"], **of_units, is_fraction=True),
     }
 
 
@@ -691,20 +664,14 @@ def replicate_scores(found: Retrieval, n_bootstrap: int, seed: int) -> dict[str,
     scores = retrieval_scores(found, n_bootstrap, seed)
     if len(found.floor_table):
         scores["floor"] = mean_score(found.floor_table, n_bootstrap, seed)
-        scores["floor_corrected"] = EstimatedScore(found.floor_corrected, _floor_corrected_chance(found))
+        # The expected score of noise is not 0 if perturbations and plate positions of controls differ in their numbers
+        # of positives and negatives. A random order then has different average precisions for both.
+        floor = float(found.floor_table["chance"].mean())
+        chance = (found.chance - floor) / (1 - floor) if floor < 1 else np.nan
+        scores["floor_corrected"] = EstimatedScore(found.floor_corrected, chance)
     if len(found.cross_position_table):
         scores["cross_position"] = mean_score(found.cross_position_table, n_bootstrap, seed)
     return scores
-
-
-def _floor_corrected_chance(found: Retrieval) -> float:
-    """Compute the floor-corrected score (:attr:`Retrieval.floor_corrected`) that is expected for an embedding of noise.
-
-    The expected score of noise is not 0 if perturbations and plate positions of controls differ in their numbers of
-    positives and negatives. A random order then has different average precisions for perturbations and for positions.
-    """
-    floor = float(found.floor_table["chance"].mean())
-    return (found.chance - floor) / (1 - floor) if floor < 1 else np.nan
 
 
 def mean_score(table: pd.DataFrame, n_bootstrap: int, seed: int, units: np.ndarray | None = None) -> EstimatedScore:
@@ -768,26 +735,24 @@ def summarise(frame: pd.DataFrame, *, reference: str | None = None) -> pd.DataFr
     """
     if "chance" not in frame:
         frame = frame.assign(chance=np.nan)
-    frame = _average_folds(frame)
+    if "fold" in frame:
+        # Concatenated frames of several training seeds may have the same key. If a fold occurs again under a key, it
+        # belongs to another training run.
+        key = ["metric", "representation", "key"]
+        run = frame.groupby([*key, "fold"], dropna=False).cumcount().to_numpy()
+        of_run = frame.assign(run=run).groupby([*key, "run"], sort=False, dropna=False)
+        frame = of_run.agg({"value": _mean_with_nan, "chance": "mean"}).reset_index()
     grouped = frame.groupby(["metric", "representation"], sort=False)
     found = grouped["value"].agg(mean=_mean_with_nan, sd="std", n="size").assign(chance=grouped["chance"].mean())
     found["sd"] = found["sd"].mask(found["mean"].isna())
     if reference is not None:
-        names = ["difference", "difference_sd", "p_value"]
-        found[names] = [_paired_difference(frame, metric, name, reference) for metric, name in found.index]
+        for _, representations in frame.groupby("metric", sort=False)["representation"]:
+            _check_reference(reference, representations)
+        values = {key: of_key.to_numpy(dtype=float) for key, of_key in grouped["value"]}
+        found[["difference", "difference_sd", "p_value"]] = [
+            _paired_difference(values[metric, name], values[metric, reference]) for metric, name in found.index
+        ]
     return found.reset_index()
-
-
-def _average_folds(frame: pd.DataFrame) -> pd.DataFrame:
-    """Average the scores of each key over the folds of cross-fitting; a frame without folds is returned unchanged."""
-    if "fold" not in frame:
-        return frame
-    key = ["metric", "representation", "key"]
-    # Concatenated frames of several training seeds may have the same key. If a fold occurs again under a key, it
-    # belongs to another training run.
-    run = frame.groupby([*key, "fold"], dropna=False).cumcount().to_numpy()
-    of_run = frame.assign(run=run).groupby([*key, "run"], sort=False, dropna=False)
-    return of_run.agg({"value": _mean_with_nan, "chance": "mean"}).reset_index()
 
 
 def _mean_with_nan(values: pd.Series) -> float:
@@ -795,45 +760,20 @@ def _mean_with_nan(values: pd.Series) -> float:
     return float(values.mean(skipna=False))
 
 
-def _paired_difference(
-    frame: pd.DataFrame, metric: str, representation: str, reference: str
-) -> tuple[float, float, float]:
-    """Compare the scores of a representation with those of the reference, paired over training seeds.
+def _paired_difference(one: np.ndarray, other: np.ndarray) -> tuple[float, float, float]:
+    """Return mean and standard deviation of the differences between two scores, and the p value of a paired t test.
 
-    Return mean and standard deviation of the differences, and the p value of a paired t test.
+    ``one`` and ``other`` hold the scores of each training seed. ``other`` may be a single score. The p value is 1 if
+    all differences are 0, and 0 if all differences are equal but not 0.
     """
-    of_metric = frame[frame["metric"] == metric].groupby("representation", sort=False)["value"]
-    values = {name: value.to_numpy(dtype=float) for name, value in of_metric}
-    check_reference(reference, values)
-    one, other = values[representation], values[reference]
-    if len(other) not in (1, len(one)):
-        msg = (
-            f"{representation!r} has {len(one)} keys and the reference {reference!r} has {len(other)}: seeds are "
-            "compared in pairs, so give as many of both, or one of the reference."
-        )
-        raise ValueError(msg)
     difference = one - other
-    if len(difference) < 2:
-        return float(difference.mean()), np.nan, np.nan
-    mean, sd = float(difference.mean()), float(difference.std(ddof=1))
-    return mean, sd, paired_p_value(mean, sd, len(difference))
-
-
-def paired_p_value(mean: float, sd: float, n: int) -> float:
-    """Return the two-sided p value of a paired t test, from the mean and the standard deviation of ``n`` differences.
-
-    The p value is 1 if all differences are 0, and 0 if all differences are equal but not 0.
-    """
+    mean, n = float(difference.mean()), len(difference)
+    if n < 2:
+        return mean, np.nan, np.nan
+    sd = float(difference.std(ddof=1))
     if sd == 0:
-        return 1.0 if mean == 0 else 0.0
-    return float(2 * stats.t.sf(abs(mean) / (sd / np.sqrt(n)), n - 1))
-
-
-def check_reference(reference: str, names: Any) -> None:
-    """Raise a ``ValueError`` if the reference is not among ``names``, the names of the representations."""
-    if reference not in names:
-        msg = f"reference={reference!r} is no representation here; there are: {', '.join(names)}."
-        raise ValueError(msg)
+        return mean, sd, float(mean == 0)
+    return mean, sd, float(2 * stats.t.sf(abs(mean) / (sd / np.sqrt(n)), n - 1))
 
 
 def styled(frame: pd.DataFrame, metrics: Sequence[str] | None = None, *, digits: int = 2) -> Any:
@@ -884,23 +824,17 @@ def styled(frame: pd.DataFrame, metrics: Sequence[str] | None = None, *, digits:
     if _CHANCE in mean.index:
         msg = "A representation is called 'chance', as is the last column of the table: give it another name."
         raise ValueError(msg)
-    sides = {metric: list(_GROUP_TITLES).index(find_metric(metric).side) for metric in mean}
     # sorted() is stable, so that scores of the same group stay in the given order
-    order = sorted(mean, key=sides.__getitem__)
+    order = sorted(mean, key=lambda metric: list(_GROUP_TITLES).index(find_metric(metric).side))
+    arrows = [_ARROWS[find_metric(metric).better] for metric in order]
     badness = pd.DataFrame({metric: _distance_from_best(mean, chance, metric) for metric in order}, index=mean.index).T
-    best = badness.eq(badness.min(axis=1), axis=0)
+    best = badness.eq(badness.min(axis=1), axis=0).assign(chance=False)
     text = pd.DataFrame(
         {name: [_score_text(mean.loc[name, m], sd.loc[name, m], digits) for m in order] for name in mean.index}
     )
     text[_CHANCE] = [_score_text(chance[metric], np.nan, digits) for metric in order]
-    best[_CHANCE] = False
-    arrows = [_ARROWS[find_metric(metric).better] for metric in order]
-    text.index = pd.MultiIndex.from_tuples(
-        [
-            (_GROUP_TITLES[find_metric(metric).side], f"{score_title(metric)} {arrow}".strip())
-            for metric, arrow in zip(order, arrows, strict=True)
-        ]
-    )
+    titles = [f"{score_title(metric)} {arrow}".strip() for metric, arrow in zip(order, arrows, strict=True)]
+    text.index = pd.MultiIndex.from_arrays([[_GROUP_TITLES[find_metric(metric).side] for metric in order], titles])
     bold = np.where(best.to_numpy(), "font-weight: bold", "")
     key = [f"{arrow} {words}" for arrow, words in _ARROW_WORDS.items() if arrow in arrows]
     styler = text.style.apply(lambda _: bold, axis=None).set_table_attributes('class="dataframe"')
@@ -967,10 +901,8 @@ def rank(frame: pd.DataFrame, metrics: Sequence[str] | None = None) -> pd.DataFr
     scaled = scaled.dropna(axis=1, how="all")
     # A missing score gets the worst value. Skipping missing scores would favour embeddings that could not be scored.
     scaled = scaled.fillna(scaled.min())
-    sides: dict[str, pd.Series] = {}
-    for side in ("biology", "batch"):
-        if own := [m for m in scaled if find_metric(m).side == side]:
-            sides[side] = scaled[own].mean(axis=1)
+    own = {side: [metric for metric in scaled if find_metric(metric).side == side] for side in _WEIGHTS}
+    sides = {side: scaled[metrics].mean(axis=1) for side, metrics in own.items() if metrics}
     if not sides:
         msg = f"None of {', '.join(mean)} has a chance to rank by: give frames of scbd.metrics.benchmark."
         raise ValueError(msg)

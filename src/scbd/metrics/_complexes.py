@@ -14,16 +14,14 @@ import pandas as pd
 from scipy.stats import false_discovery_control
 
 from scbd._shared.checks import check_count
-from scbd.metrics._average_precision import expected_average_precision, scale_to_unit_length, score_queries
+from scbd.metrics._average_precision import scale_to_unit_length, score_queries
 from scbd.metrics._networks import NetKind, read_network
 from scbd.metrics._relationships import Relations, Universe, get_relations
-from scbd.metrics._resampling import (
-    mean_cosine,
-    sequential_p_values,
-)
+from scbd.metrics._resampling import mean_cosine, sequential_p_values
 
 if TYPE_CHECKING:
     from anndata import AnnData
+    from scipy import sparse
 
 # largest false discovery rate at which a protein complex (or other gene set) counts as significant
 _MAX_FALSE_DISCOVERY_RATE = 0.05
@@ -116,7 +114,8 @@ def complex_table(
     sizes = np.array([len(rows) for rows in sets.values()])
     observed = np.array([mean_cosine(unit[rows]) for rows in sets.values()])
     p = sequential_p_values(unit, sizes, observed, min(n_permutations, most), most, np.random.default_rng(seed))
-    precision, by_chance = _set_average_precisions(relations, list(sets.values())).T
+    of_length_1 = scale_to_unit_length(relations.unit)
+    precision, by_chance = zip(*(_score_set(of_length_1, relations.known, rows) for rows in sets.values()), strict=True)
     table = pd.DataFrame(
         {
             "size": sizes,
@@ -138,14 +137,14 @@ def _genes_of_sets(net: pd.DataFrame, relations: Relations, net_kind: NetKind) -
     Sets with fewer than two genes in ``relations.genes`` are omitted.
     """
     genes = relations.genes
-    network = read_network(net, relations.profiled, net_kind, relations.max_set_size)
-    if network.kind == "pairs":
+    rows, kind = read_network(net, relations.profiled, net_kind, relations.max_set_size)
+    if kind == "pairs":
         msg = (
             "net holds pairs of genes: a table of complexes needs sets, whose source is the complex (net_kind='sets')."
         )
         raise ValueError(msg)
     row = pd.Series(np.arange(len(genes)), index=genes)
-    members = network.rows[network.rows["target"].isin(row.index)].groupby("source")["target"]
+    members = rows[rows["target"].isin(row.index)].groupby("source")["target"]
     sets = {str(name): row[targets].to_numpy() for name, targets in members if len(targets) > 1}
     if not sets:
         msg = f"No complex of net has two of the {len(genes)} genes: give the net that the Relations were made with."
@@ -172,27 +171,21 @@ def _max_permutations(asked: int | None, n_first: int, n_sets: int) -> int:
     return asked
 
 
-def _set_average_precisions(relations: Relations, sets: list[np.ndarray]) -> np.ndarray:
-    """Return the average precision of each gene set, and the average precision of a random order, ``(S, 2)``.
+def _score_set(unit: np.ndarray, known: sparse.csr_array, rows: np.ndarray) -> tuple[float, float]:
+    """Return the average precision of a gene set, and the average precision of a random order.
 
-    Each gene of a set is a query: the other genes of the set are the positives, and the genes that are related to no
-    gene of the set are the negatives. Both values are NaN for a set without negatives.
+    Each gene of the set is a query: the other genes of the set are the positives, and the genes that are related to no
+    gene of the set are the negatives. Both values are NaN for a set without negatives. ``unit`` holds the profiles of
+    all genes as rows of length 1, ``known`` is the matrix of related genes, and ``rows`` are the genes of the set.
     """
-    unit, everyone = scale_to_unit_length(relations.unit), np.arange(len(relations.genes))
-    found = np.full((len(sets), 2), np.nan)
-    for i, rows in enumerate(sets):
-        others = np.setdiff1d(everyone, np.append(relations.known[rows].indices, rows))
-        if len(others):
-            scores = _score_set(unit, rows, others)
-            found[i] = scores.mean(), expected_average_precision(len(rows) - 1, len(others))
-    return found
-
-
-def _score_set(unit: np.ndarray, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    return score_queries(
+    others = np.setdiff1d(np.arange(len(unit)), np.append(known[rows].indices, rows))
+    scores = score_queries(
         unit,
         rows,
         others,
         positives=lambda row: rows[rows != row],
         negatives=lambda queries: np.ones((len(queries), len(others)), dtype=bool),
-    ).average_precision
+    )
+    if scores.empty:
+        return np.nan, np.nan
+    return scores["average_precision"].to_numpy().mean(), scores["chance"].iloc[0]

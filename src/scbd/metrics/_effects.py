@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import false_discovery_control
 
 from scbd._shared.checks import check_count
 from scbd._shared.labels import check_control_labels
 from scbd.metrics._arguments import (
     get_finite_embedding,
     get_label_texts,
+    random_rows,
     training_mask_or_none,
     warn_if_models_are_mixed,
     warn_if_seen_in_training,
@@ -133,11 +135,8 @@ def perturbation_effects(
     check_count("max_cells", max_cells)
     check_count("n_permutations", n_permutations)
     x, y = np.asarray(get_finite_embedding(adata, rep), dtype=np.float64), get_label_texts(adata, y_key)
-    e = (
-        np.zeros(len(x), dtype=int)
-        if e_key is None
-        else np.unique(get_label_texts(adata, e_key), return_inverse=True)[1]
-    )
+    environments = np.zeros(len(x)) if e_key is None else get_label_texts(adata, e_key)
+    e = np.unique(environments, return_inverse=True)[1]
     is_control = np.isin(y, check_control_labels(control, y, y_key))
     if is_control.sum() < 2 or is_control.all():
         msg = f"{is_control.sum()} of {len(y)} rows are controls: effects need two controls, and perturbations."
@@ -146,17 +145,23 @@ def perturbation_effects(
     warn_if_models_are_mixed(adata, e_key)
     warn_if_seen_in_training(y, training_mask_or_none(adata, trained_on), y[~is_control])
     rng = np.random.default_rng(seed)
-    rows = {name: _random_subset(np.flatnonzero(y == name), max_cells, rng) for name in np.unique(y[~is_control])}
+
+    def up_to_max_cells(mask: np.ndarray) -> np.ndarray:
+        rows = np.flatnonzero(mask)
+        return rows[random_rows(len(rows), max_cells, rng)]
+
+    rows = {name: up_to_max_cells(y == name) for name in np.unique(y[~is_control])}
     table = pd.DataFrame({"n": {name: len(of) for name, of in rows.items()}}, index=pd.Index(rows, name="perturbation"))
     found = []
     for of in rows.values():
-        controls = _random_subset(np.flatnonzero(is_control & np.isin(e, e[of])), max_cells, rng)
+        controls = up_to_max_cells(is_control & np.isin(e, e[of]))
         found.append(
             _perturbation_effect(x, e, of, controls, n_permutations, rng) if len(controls) else [(np.nan, np.nan)] * 2
         )
     for i, name in enumerate(("magnitude", "consistency")):
         table[[name, f"{name}_p"]] = [of[i] for of in found]
-        table[f"{name}_q"] = _q_values(table[f"{name}_p"].to_numpy())
+        p = table[f"{name}_p"].dropna()
+        table[f"{name}_q"] = pd.Series(false_discovery_control(p) if len(p) else [], p.index, dtype=float)
     return table
 
 
@@ -169,10 +174,6 @@ def _warn_if_rows_are_cells(y: np.ndarray, e: np.ndarray, *, in_environments: bo
             f"adds: average them to wells first{'' if in_environments else '; of wells on several plates, give e_key'}."
         )
         warnings.warn(msg, UserWarning, stacklevel=3)
-
-
-def _random_subset(rows: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
-    return rows if len(rows) <= most else np.sort(rng.choice(rows, most, replace=False))
 
 
 def _perturbation_effect(
@@ -194,30 +195,22 @@ def _perturbation_effect(
     is_perturbed[0, : len(rows)] = 1
 
     def scores(labels: np.ndarray) -> np.ndarray:
+        # Each row of labels is one choice of perturbed rows, with 1 for perturbed rows and 0 for controls.
         consistencies = [
             _consistency_across_environments(x, e, np.flatnonzero(chosen), total, elsewhere) for chosen in labels
         ]
-        return np.stack([_energy_distances(distance, labels), consistencies])
+        touched, inside = labels @ distance.sum(1), ((labels @ distance) * labels).sum(1)
+        energies = _energy_distance_from_sums(touched, inside, distance.sum(), labels.sum(1), len(both))
+        return np.stack([energies, consistencies])
 
     observed, n_larger = scores(is_perturbed)[:, 0], np.zeros(2)
     for start in range(0, n_permutations, _PERMUTATIONS_PER_BLOCK):
-        null = scores(
-            permute_within_groups(is_perturbed[0], e, min(_PERMUTATIONS_PER_BLOCK, n_permutations - start), rng)
-        )
+        n_in_block = min(_PERMUTATIONS_PER_BLOCK, n_permutations - start)
+        null = scores(permute_within_groups(is_perturbed[0], e, n_in_block, rng))
         n_larger += np.count_nonzero(observed - 1e-9 * abs(observed) <= null.T, axis=0)
     p = np.where(np.isnan(observed), np.nan, (1 + n_larger) / (1 + n_permutations))
     expected = _expected_energy_distance(distance, is_perturbed[0], e)
     return (float(observed[0]) - expected, float(p[0])), (float(observed[1]), float(p[1]))
-
-
-def _energy_distances(distance: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Compute the energy distance between chosen rows and all other rows, for each of ``B`` choices of rows, ``(B,)``.
-
-    ``distance`` holds the distances between all rows, ``(N, N)``. Each row of ``chosen``, ``(B, N)``, is one choice,
-    with 1 for chosen rows and 0 for all other rows.
-    """
-    inside = ((chosen @ distance) * chosen).sum(1)
-    return _energy_distance_from_sums(chosen @ distance.sum(1), inside, distance.sum(), chosen.sum(1), chosen.shape[1])
 
 
 def _expected_energy_distance(distance: np.ndarray, chosen: np.ndarray, e: np.ndarray) -> float:
@@ -270,11 +263,3 @@ def _consistency_across_environments(
         own, n_own = member @ unit, member.sum(1)
     n_pairs = len(unit) ** 2 - np.square(n_own).sum()
     return float((np.square(unit.sum(0)).sum() - np.square(own).sum()) / n_pairs) if n_pairs else np.nan
-
-
-def _q_values(p: np.ndarray) -> np.ndarray:
-    from scipy.stats import false_discovery_control
-
-    q, known = np.full(len(p), np.nan), np.isfinite(p)
-    q[known] = false_discovery_control(p[known]) if known.any() else []
-    return q

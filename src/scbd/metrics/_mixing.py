@@ -16,10 +16,10 @@ import pandas as pd
 from scbd._shared.checks import check_finite_rows
 from scbd._shared.linear_maps import relative_rounding_error
 from scbd._shared.threads import keep_torch_threads
-from scbd.metrics._arguments import get_embedding, get_label_texts
+from scbd.metrics._arguments import get_embedding, get_label_texts, random_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from anndata import AnnData
     from numpy.typing import ArrayLike
@@ -118,10 +118,7 @@ def batch_mixing(
     """
     x, environments = np.asarray(get_embedding(adata, embedding_key)), get_label_texts(adata, e_key)
     rng = np.random.default_rng([seed, len(x)])
-    if max_cells is not None and len(x) > max_cells:
-        rows = np.sort(rng.choice(len(x), max_cells, replace=False))
-    else:
-        rows = np.arange(len(x))
+    rows = random_rows(len(x), max_cells, rng)
     x, (codes, names) = x[rows], pd.factorize(environments[rows])
     if len(names) < 2:
         msg = f"Every cell is in the one environment {names[0]!r}: there is nothing to mix."
@@ -129,9 +126,8 @@ def batch_mixing(
     check_finite_rows(x)
     groups = [np.arange(len(x))]
     if y_key is not None:
-        groups, n_left_out = _rows_of_scorable_perturbations(
-            get_label_texts(adata, y_key)[rows], codes, y_key, 3 * n_neighbors
-        )
+        y = get_label_texts(adata, y_key)[rows]
+        groups, n_left_out = _rows_of_scorable_perturbations(y, codes, y_key, 3 * n_neighbors)
     if len(x) <= n_neighbors:
         msg = f"n_neighbors={n_neighbors} needs more cells than there are ({len(x)}): lower n_neighbors."
         raise ValueError(msg)
@@ -169,10 +165,8 @@ def _rows_of_scorable_perturbations(
         raise ValueError(msg)
     n_left_out = len(rows) - len(kept)
     if n_left_out:
-        logger.warning(
-            "Mixing excludes %d of %d values of %s, which have fewer than %d cells or are in one environment only.",
-            *(n_left_out, len(rows), y_key, at_least),
-        )
+        msg = "Mixing excludes %d of %d values of %s, which have fewer than %d cells or are in one environment only."
+        logger.warning(msg, n_left_out, len(rows), y_key, at_least)
     return kept, n_left_out
 
 
@@ -268,27 +262,16 @@ def lisi(distances: np.ndarray, neighbors: np.ndarray, labels: Sequence[ArrayLik
     -------
     Effective number of labels around each cell, ``(len(labels), N)``.
     """
-    codes = [np.asarray(labeling) for labeling in labels]
-    blocks = [
-        np.stack(list(_effective_numbers_of_labels(distances[b], neighbors[b], codes, perplexity)))
-        for b in _slices(len(distances))
-    ]
-    return np.concatenate(blocks, axis=1)
-
-
-def _slices(n: int) -> Iterator[slice]:
-    return (slice(start, start + _ROWS_PER_BLOCK_OF_NEIGHBOURS) for start in range(0, n, _ROWS_PER_BLOCK_OF_NEIGHBOURS))
-
-
-def _effective_numbers_of_labels(
-    distances: np.ndarray, neighbors: np.ndarray, labels: Sequence[np.ndarray], perplexity: float
-) -> Iterator[np.ndarray]:
-    weights, n = _neighbour_weights(distances, perplexity), len(distances)
-    for codes in labels:
-        size = int(codes.max()) + 1
-        place = np.arange(n)[:, None] * size + codes[neighbors]
-        mass = np.bincount(place.ravel(), weights.ravel(), minlength=n * size).reshape(n, size)
-        yield 1 / np.square(mass).sum(axis=1)
+    found = np.empty((len(labels), len(distances)))
+    for start in range(0, len(distances), _ROWS_PER_BLOCK_OF_NEIGHBOURS):
+        block = slice(start, start + _ROWS_PER_BLOCK_OF_NEIGHBOURS)
+        weights = _neighbour_weights(distances[block], perplexity)
+        for codes, effective in zip(map(np.asarray, labels), found, strict=True):
+            n_labels = int(codes.max()) + 1
+            place = np.arange(len(weights))[:, None] * n_labels + codes[neighbors[block]]
+            mass = np.bincount(place.ravel(), weights.ravel(), minlength=len(weights) * n_labels)
+            effective[block] = 1 / np.square(mass.reshape(-1, n_labels)).sum(axis=1)
+    return found
 
 
 def _neighbour_weights(distances: np.ndarray, perplexity: float, tolerance: float = 1e-5) -> np.ndarray:

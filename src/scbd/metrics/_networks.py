@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -12,8 +12,6 @@ from scbd._shared.checks import check_choice, check_count, join_first
 from scbd._shared.labels import label_text
 
 Kind = Literal["pairs", "sets"]
-
-
 NetKind = Literal["auto", "pairs", "sets"]
 # Maximum fraction of genes among the sources of a network of gene sets, whose sources are names of sets. If at least
 # 95 % of the sources are genes, the network holds gene pairs. With a fraction in between, the kind of the network is
@@ -21,26 +19,19 @@ NetKind = Literal["auto", "pairs", "sets"]
 _MAX_FRACTION_OF_GENES_AMONG_SET_NAMES = 0.05
 
 
-class GeneNetwork(NamedTuple):
-    """Network of known relations between genes, without duplicate rows, and the kind of these relations."""
-
-    rows: pd.DataFrame
-    """Frame with one row per relation: text columns ``source`` (gene or name of a gene set) and ``target`` (gene)."""
-    kind: Kind
-    """Kind of the relations: ``"pairs"`` or ``"sets"``.
-
-    In a network of pairs, sources are genes that are related to their targets. In a network of sets, sources are names
-    of gene sets, and targets are the genes of these sets.
-    """
-
-
 def read_network(
     net: pd.DataFrame, genes: np.ndarray, net_kind: NetKind = "auto", max_set_size: int | None = None
-) -> GeneNetwork:
+) -> tuple[pd.DataFrame, Kind]:
     """Read a network of gene relations from a frame, and determine whether it holds gene pairs or gene sets.
 
     :class:`Relations` describes both kinds of networks, and ``max_set_size``. ``genes`` are the gene symbols of the
     profiles, ``(G,)``, which help to distinguish genes from names of sets.
+
+    Returns
+    -------
+    Frame with one row per relation, without duplicates; and the kind of the relations, ``"pairs"`` or ``"sets"``. The
+    frame has the text columns ``source`` (gene or name of a gene set) and ``target`` (gene). In a network of pairs,
+    sources are genes that are related to their targets. In a network of sets, targets are the genes of the sets.
     """
     missing = {"source", "target"} - set(net.columns)
     if missing:
@@ -54,7 +45,7 @@ def read_network(
         msg = "net has no rows: it needs one for each gene of each set, or one for each pair of genes."
         raise ValueError(msg)
     kind = _infer_network_kind(rows, genes) if said == "auto" else said
-    return GeneNetwork(rows if max_set_size is None else _drop_large_sets(rows, kind, genes, max_set_size), kind)
+    return rows if max_set_size is None else _drop_large_sets(rows, kind, genes, max_set_size), kind
 
 
 def _drop_large_sets(rows: pd.DataFrame, kind: Kind, genes: np.ndarray, most: int) -> pd.DataFrame:
@@ -88,16 +79,16 @@ def _infer_network_kind(rows: pd.DataFrame, genes: np.ndarray) -> Kind:
     return "pairs" if share > _MAX_FRACTION_OF_GENES_AMONG_SET_NAMES else "sets"
 
 
-def related_genes(genes: np.ndarray, network: GeneNetwork) -> sparse.csr_array:
+def related_genes(genes: np.ndarray, rows: pd.DataFrame, kind: Kind) -> sparse.csr_array:
     """Return the matrix of related genes of a network, sparse boolean ``(G, G)``, symmetric, with an empty diagonal.
 
-    Rows and columns are the ``genes``. Two genes are related if the network holds them as a pair or as members of one
-    set.
+    Rows and columns are the ``genes``. Two genes are related if the network, which :func:`read_network` has read, holds
+    them as a pair or as members of one set.
     """
     row = pd.Series(np.arange(len(genes)), index=genes)
-    inside = network.rows[network.rows["target"].isin(row.index)]
+    inside = rows[rows["target"].isin(row.index)]
     n = len(genes)
-    if network.kind == "pairs":
+    if kind == "pairs":
         inside = inside[inside["source"].isin(row.index)]
         one, two = row[inside["source"]].to_numpy(), row[inside["target"]].to_numpy()
         related = sparse.csr_array((np.ones(len(one), dtype=bool), (one, two)), shape=(n, n))
@@ -112,8 +103,8 @@ def related_genes(genes: np.ndarray, network: GeneNetwork) -> sparse.csr_array:
     related.eliminate_zeros()
     if not related.nnz:
         msg = (
-            f"No two of the {n} profiles are related in net, which is read as {network.kind} (profiles: "
-            f"{join_first(genes, 3)}; net: {join_first(network.rows['target'], 3)}): name the column of gene symbols "
+            f"No two of the {n} profiles are related in net, which is read as {kind} (profiles: "
+            f"{join_first(genes, 3)}; net: {join_first(rows['target'], 3)}): name the column of gene symbols "
             "with gene_key, or give net_kind."
         )
         raise ValueError(msg)

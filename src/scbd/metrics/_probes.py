@@ -31,8 +31,9 @@ import pandas as pd
 from scbd._shared.checks import check_choice, check_finite_rows, check_unmasked
 from scbd._shared.linear_maps import label_means, relative_rounding_error
 from scbd._shared.numeric_tables import check_dense
-from scbd.metrics._arguments import get_embedding, get_label_texts, row_mask
+from scbd.metrics._arguments import get_embedding, get_label_texts, random_rows, row_mask
 from scbd.metrics._average_precision import round_cosines, scale_to_unit_length
+from scbd.metrics._resampling import draw_units
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -143,16 +144,7 @@ def label_probe(
     >>> scbd.metrics.label_probe(embedding, np.repeat(["a", "b", "c"], 50))["accuracy"]
     1.0
     """
-    return run_probe(
-        embedding,
-        labels,
-        kind=kind,
-        train_fraction=train_fraction,
-        groups=groups,
-        train=train,
-        max_cells=max_cells,
-        seed=seed,
-    ).scores
+    return run_probe(embedding, labels, kind, train_fraction, groups, train, max_cells, seed).scores
 
 
 def batch_probe(
@@ -199,14 +191,10 @@ def batch_probe(
     >>> sorted(scores)
     ['accuracy', 'auroc', 'chance_f1', 'f1']
     """
+    x, labels = get_embedding(adata, embedding_key), get_label_texts(adata, e_key)
+    groups = None if group_key is None else get_label_texts(adata, group_key)
     return label_probe(
-        get_embedding(adata, embedding_key),
-        get_label_texts(adata, e_key),
-        kind=kind,
-        groups=None if group_key is None else get_label_texts(adata, group_key),
-        train_fraction=train_fraction,
-        max_cells=max_cells,
-        seed=seed,
+        x, labels, kind=kind, train_fraction=train_fraction, groups=groups, max_cells=max_cells, seed=seed
     )
 
 
@@ -242,14 +230,13 @@ def predict_labels(
     >>> scbd.metrics.predict_labels(known, ["a", "b"], np.array([[0.1, 0.9]]), classifier="nearest_mean").tolist()
     ['a']
     """
-    train_embedding = check_dense(train_embedding, "train_embedding")
-    codes, names = _encode_labels_of_embedding(train_embedding, train_labels)
+    train = np.asarray(_check_embedding(train_embedding, "train_embedding"), dtype=np.float64)
+    codes, names = _encode_values(train_labels, "label", len(train), "embeddings")
     if len(names) < 2:
         msg = "A probe needs at least two different labels to tell apart."
         raise ValueError(msg)
     check_choice("classifier", classifier, ("linear", "nearest_mean"))
-    train, new = np.asarray(train_embedding, dtype=np.float64), np.asarray(check_dense(embedding, "embedding"))
-    _check_embedding(new)
+    new = np.asarray(_check_embedding(embedding, "embedding"))
     if new.shape[1] != train.shape[1]:
         msg = f"What is learned from has {train.shape[1]} components, and what is predicted from has {new.shape[1]}."
         raise ValueError(msg)
@@ -278,12 +265,11 @@ class ProbeResult(NamedTuple):
         Each sample draws units (groups of test cells, or single test cells) with replacement, as many as there are
         units. Calls with equal seeds draw the same units.
         """
-        _, units = np.unique(self.units, return_inverse=True)
-        n_units, rng = int(units.max()) + 1, np.random.default_rng(seed)
+        names, units = np.unique(self.units, return_inverse=True)
         found: dict[str, list[float]] = {"f1": [], "accuracy": []}
         hit = self.truth == self.predicted
-        for _ in range(n):
-            weight = np.bincount(rng.integers(n_units, size=n_units), minlength=n_units)[units].astype(float)
+        for counts in draw_units(len(names), n, seed):
+            weight = counts[units]
             found["f1"].append(macro_f1(self.truth, self.predicted, weight))
             found["accuracy"].append(float(weight[hit].sum() / weight.sum()))
         return {name: np.array(values) for name, values in found.items()}
@@ -292,22 +278,19 @@ class ProbeResult(NamedTuple):
 def run_probe(
     embedding: Any,
     labels: ArrayLike,
-    *,
     kind: ProbeKind,
     train_fraction: float = 0.6,
-    groups: ArrayLike | None,
+    groups: ArrayLike | None = None,
     train: ArrayLike | None = None,
-    max_cells: int | None,
-    seed: int,
+    max_cells: int | None = None,
+    seed: int = 0,
 ) -> ProbeResult:
     """Train a classifier on an embedding, and test it on held-out cells; for the arguments see :func:`label_probe`."""
     check_choice("kind", kind, ProbeKind)
-    embedding = check_dense(embedding, "embedding")
-    codes, _ = _encode_labels_of_embedding(embedding, labels)
+    embedding = _check_embedding(embedding, "embedding")
+    codes, _ = _encode_values(labels, "label", len(embedding), "embeddings")
     rng = np.random.default_rng(seed)
-    rows = np.arange(len(codes))
-    if max_cells is not None and len(rows) > max_cells:
-        rows = np.sort(rng.choice(len(rows), max_cells, replace=False))
+    rows = random_rows(len(codes), max_cells, rng)
     rows = rows[np.bincount(codes[rows])[codes[rows]] > 1]
     if len(np.unique(codes[rows])) < 2:
         msg = "A probe needs at least two labels with two cells each, one to learn from and one to be tested on."
@@ -356,22 +339,18 @@ def macro_f1(truth: np.ndarray, predicted: np.ndarray, weight: np.ndarray | None
     return float(np.mean(2 * hits[total > 0] / total[total > 0]))
 
 
-def _encode_labels_of_embedding(embedding: Any, labels: ArrayLike) -> tuple[np.ndarray, Any]:
-    """Return integer codes and names of the labels of an embedding's rows.
+def _check_embedding(embedding: Any, name: str) -> Any:
+    """Return an embedding in a form whose rows can be read by slicing, if it is a finite dense matrix.
 
-    Raise an error unless the embedding is finite and has one label per row.
+    ``name`` is the name of the argument in error messages.
     """
-    found = _encode_values(labels, "label", len(embedding), "embeddings")
-    _check_embedding(embedding)
-    return found
-
-
-def _check_embedding(embedding: Any) -> None:
+    embedding = check_dense(embedding, name)
     shape = np.shape(embedding)
     if len(shape) != 2:
         msg = f"The embedding has the shape {shape}: give one row per cell and one column per component."
         raise ValueError(msg)
     check_finite_rows(embedding)
+    return embedding
 
 
 def _encode_values(values: ArrayLike, what: str, n: int, beside: str) -> tuple[np.ndarray, Any]:
@@ -424,12 +403,8 @@ def _iterate_blocks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
 
 
 def _predict_codes(model: Reader, x: Any, rows: np.ndarray, n_labels: int) -> np.ndarray:
-    return np.concatenate(
-        [
-            model.logits(x[part]).argmax(axis=1)
-            for part in _iterate_blocks(rows, max(1, _MAX_SCORES_IN_MEMORY // n_labels))
-        ]
-    )
+    size = max(1, _MAX_SCORES_IN_MEMORY // n_labels)
+    return np.concatenate([model.logits(x[part]).argmax(axis=1) for part in _iterate_blocks(rows, size)])
 
 
 def _mean_auroc(model: Reader, x: Any, codes: np.ndarray, rows: np.ndarray, n_labels: int) -> float:
@@ -549,9 +524,8 @@ def choose_probe_groups(
     if e is None or len(np.unique(e)) < 2:
         return _first_divisible_grouping(y, guide), None
     if not _is_mostly_nested(e, y):
-        return _first_divisible_grouping(
-            y, guide
-        ), "most perturbations lie in one environment only" if _is_mostly_nested(y, e) else None
+        wrong = "most perturbations lie in one environment only" if _is_mostly_nested(y, e) else None
+        return _first_divisible_grouping(y, guide), wrong
     groups = _first_divisible_grouping(y, None if guide is None else _merge_groupings(e, guide), e)
     wrong = "most environments hold one perturbation, and fewer than two perturbations have two environments"
     return groups, wrong if groups is None else None
@@ -599,16 +573,12 @@ class Reader(Protocol):
         """Return the logits ``(N, K)`` of the labels for embeddings ``(N, D)``; their softmax gives probabilities."""
 
 
-def _linear(x: Any, codes: np.ndarray, rows: np.ndarray) -> Reader:
-    return fit_logistic(x, codes, rows)
-
-
 class _Quadratic:
     """Logistic regression on whitened principal components of an embedding, their squares and their products."""
 
     def __init__(self, x: Any, codes: np.ndarray, rows: np.ndarray) -> None:
         mean, sd, variance, axes = principal_axes(x, rows)
-        length = np.sqrt(np.where(variance > 0, variance, 1))
+        length = np.sqrt(_not_zero(variance))
         self._mean, self._matrix = mean, (axes / length / sd[:, None])[:, :_QUADRATIC_N_COMPONENTS]
         size = min(self._matrix.shape[1], _QUADRATIC_N_MULTIPLIED)
         self._pairs = np.triu_indices(size, k=1)
@@ -618,11 +588,8 @@ class _Quadratic:
         return self._model.logits(self._expand(x))
 
     def _expand(self, x: np.ndarray) -> np.ndarray:
-        v = (
-            ((np.asarray(x, dtype=np.float64) - self._mean) @ self._matrix)
-            .astype(np.float32)
-            .clip(-_QUADRATIC_MAX_DEVIATIONS, _QUADRATIC_MAX_DEVIATIONS)
-        )
+        v = ((np.asarray(x, dtype=np.float64) - self._mean) @ self._matrix).astype(np.float32)
+        v = v.clip(-_QUADRATIC_MAX_DEVIATIONS, _QUADRATIC_MAX_DEVIATIONS)
         one, two = self._pairs
         return np.concatenate([v, np.square(v), v[:, one] * v[:, two]], axis=1)
 
@@ -669,35 +636,22 @@ class _NearestMean:
 
     def __init__(self, x: Any, codes: np.ndarray, rows: np.ndarray) -> None:
         learned = np.asarray(x[rows])
-        of_row, self._means, counts = label_means(learned, codes[rows])
-        self._variance = _variance_within(learned, of_row, self._means, len(learned) - len(counts))
+        of_row, means, counts = label_means(learned, codes[rows])
+        squares = 0.0
+        for part in _iterate_blocks(np.arange(len(rows)), max(1, _MAX_VALUES_IN_MEMORY // learned.shape[1])):
+            squares += float(np.square(learned[part] - means[of_row[part]]).sum())
+        within = squares / max(1, len(rows) - len(counts)) / learned.shape[1]
+        between = float(np.square(means - means.mean(0)).mean())
+        rounding = float(np.square(relative_rounding_error(learned.dtype) * means).mean())
+        # If the variance within labels is 0 up to rounding, the variance of the label means takes its place, and if
+        # this is 0 as well, 1.
+        self._means = means
+        self._variance = next((variance for variance in (within, between) if variance > rounding), 1.0)
 
     def logits(self, x: np.ndarray) -> np.ndarray:
         # Minus half the squared distance between a cell and the mean of a label. The squared length of the cell is
         # omitted, because it is equal for all labels.
         return (np.asarray(x) @ self._means.T - np.square(self._means).sum(1) / 2) / self._variance
-
-
-def _variance_within(x: np.ndarray, codes: np.ndarray, means: np.ndarray, freedom: int) -> float:
-    """Compute the variance of cells around the mean of their label, averaged over the components of the embedding.
-
-    If this variance is 0 up to rounding, return the variance of the label means. If the variance of the label means is
-    0 as well, return 1. ``freedom`` is the number of degrees of freedom, cells minus labels.
-    """
-    size = max(1, _MAX_VALUES_IN_MEMORY // x.shape[1])
-    parts = (slice(start, start + size) for start in range(0, len(x), size))
-    squares = sum(float(np.square(x[part] - means[codes[part]]).sum()) for part in parts)
-    within, between = squares / max(1, freedom) / x.shape[1], float(np.square(means - means.mean(0)).mean())
-    rounding = float(np.square(relative_rounding_error(x.dtype) * means).mean())
-    return within if within > rounding else between if between > rounding else 1.0
-
-
-READERS: dict[ProbeKind, Callable[[Any, np.ndarray, np.ndarray], Reader]] = {
-    "linear": _linear,
-    "quadratic": _Quadratic,
-    "neighbours": _Neighbours,
-    "nearest_mean": _NearestMean,
-}
 
 
 class Logistic(NamedTuple):
@@ -867,3 +821,11 @@ def _descending_eigenpairs(square: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _not_zero(values: np.ndarray) -> np.ndarray:
     return np.where(values > 0, values, 1.0)
+
+
+READERS: dict[ProbeKind, Callable[[Any, np.ndarray, np.ndarray], Reader]] = {
+    "linear": fit_logistic,
+    "quadratic": _Quadratic,
+    "neighbours": _Neighbours,
+    "nearest_mean": _NearestMean,
+}

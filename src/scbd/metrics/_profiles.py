@@ -132,8 +132,11 @@ def aggregate(
         logger.warning("Dropped %d guides and %d genes with too few cells.", *map(len, dropped.values()))
     if len(reference):
         values = values - values.loc[reference[0]]
-    profiles = _standardize_profiles(values, reference, standardize)
-    genes = genes.drop(reference)
+    genes, profiles = genes.drop(reference), values.drop(reference)
+    if standardize is not None:
+        scaled_over = values if standardize == "with_control" else profiles
+        sd = scaled_over.std(ddof=1)
+        profiles = (profiles - scaled_over.mean()) / sd.where(sd > 0, 1.0)
     settings = {
         "control": controls[0] if len(controls) == 1 else controls,
         "average": average,
@@ -201,12 +204,3 @@ def _to_finite_float64(block: Any) -> np.ndarray:
     block = np.asarray(block, dtype=np.float64)
     check_finite_rows(block, "The embedding of cells that are read together")
     return block
-
-
-def _standardize_profiles(profiles: pd.DataFrame, control: pd.Index, standardize: Standardize | None) -> pd.DataFrame:
-    genes = profiles.drop(control)
-    if standardize is None:
-        return genes
-    reference = profiles if standardize == "with_control" else genes
-    sd = reference.std(ddof=1)
-    return (genes - reference.mean()) / sd.where(sd > 0, 1.0)

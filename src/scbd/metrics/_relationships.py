@@ -25,13 +25,14 @@ from scipy import sparse
 
 from scbd._shared.checks import check_choice, check_count, check_unmasked, join_first
 from scbd._shared.labels import label_text
-from scbd.metrics._average_precision import expected_average_precision, scale_to_unit_length, score_queries
+from scbd.metrics._average_precision import scale_to_unit_length, score_queries
 from scbd.metrics._networks import NetKind, read_network, related_genes
 from scbd.metrics._resampling import (
     Resampled,
     ScoreName,
     bootstrap_interval,
     divide_into_blocks,
+    draw_units,
     is_in_a_tail,
     weight_outside,
     weighted_percentiles,
@@ -122,13 +123,13 @@ class Relations:
     ) -> None:
         check_choice("universe", universe, Universe)
         genes, x = _profiles(profiles, gene_key)
-        network = read_network(net, genes, net_kind, max_set_size)
+        rows, self.net_kind = read_network(net, genes, net_kind, max_set_size)
         self.profiled, self.max_set_size = genes, max_set_size
-        known = related_genes(genes, network)
+        known = related_genes(genes, rows, self.net_kind)
         if universe == "annotated":
             keep = np.flatnonzero(np.diff(known.indptr))
             genes, x, known = genes[keep], x[keep], known[keep][:, keep]
-        self.genes, self.net_kind, self.known = genes, network.kind, known
+        self.genes, self.known = genes, known
         norm = np.linalg.norm(x, axis=1, keepdims=True)
         self.unit = x / np.where(norm > 0, norm, 1)
 
@@ -403,7 +404,7 @@ def relationship_average_precision(
 
 
 def expected_relationship_scores(
-    relations: Relations, *, percentiles: Sequence[float] = PERCENTILES, diagonal: bool = True, tail: float = 0.05
+    relations: Relations, *, percentiles: Sequence[float] = PERCENTILES, tail: float = 0.05
 ) -> dict[str, float]:
     """Compute the scores of known gene relations that are expected if as many random pairs of genes were related.
 
@@ -414,7 +415,7 @@ def expected_relationship_scores(
     ----------
     relations
         Profiles and known relations. Only the cosines of the profiles and the number of relations are used.
-    percentiles, diagonal
+    percentiles
         See :func:`relationship_curve`.
     tail
         See :func:`relationship_recall`.
@@ -439,7 +440,7 @@ def expected_relationship_scores(
     # pairs with at least the cosine of the relation, which include the relation itself.
     itself = float(np.sum(size / (n - first)) / n)
     grid = np.sort(np.asarray(percentiles, dtype=float))[::-1]
-    n_predicted = weight_outside(ordered, *_cosine_limits(relations, grid, diagonal))
+    n_predicted = weight_outside(ordered, *_cosine_limits(relations, grid, diagonal=True))
     return {
         "area": _expected_area(n_predicted[n_predicted > 0], n, other),
         "recall": float(size[in_a_tail].sum() / n),
@@ -556,8 +557,7 @@ def resampled_scores(
     check_count("n_bootstrap", n_bootstrap)
     blocks = divide_into_blocks(several[0].known)
     n = int(blocks.max()) + 1
-    rng = np.random.default_rng(seed)
-    drawn = [np.bincount(rng.integers(n, size=n), minlength=n).astype(float) for _ in range(n_bootstrap)]
+    drawn = list(draw_units(n, n_bootstrap, seed))
     values = []
     for relations in several:
         pairs = Resampled(*relations.pairs(), blocks, tail=tail, percentiles=PERCENTILES)
@@ -587,14 +587,8 @@ def partner_average_precision(relations: Relations) -> pd.DataFrame:
         positives=lambda row: known[[row]].indices,
         negatives=lambda rows: ~(known[rows].toarray() | (rows[:, None] == everyone)),
     )
-    by_chance = [
-        expected_average_precision(*map(int, counts))
-        for counts in zip(scores.n_positives, scores.n_negatives, strict=True)
-    ]
-    return pd.DataFrame(
-        {"average_precision": scores.average_precision, "chance": np.array(by_chance, dtype=np.float64)},
-        index=pd.Index(relations.genes[scores.rows], name="gene"),
-    )
+    scores.index = pd.Index(relations.genes[scores.index], name="gene")
+    return scores[["average_precision", "chance"]]
 
 
 def _check_tail(tail: float) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from scipy import sparse
 
@@ -246,6 +246,16 @@ class Resampled:
         return before
 
 
+def draw_units(n_units: int, n_samples: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield bootstrap samples of units, such as cells or blocks of genes, that are drawn with replacement.
+
+    Each sample is the number of times that each unit was drawn, float ``(n_units,)``.
+    """
+    rng = np.random.default_rng(seed)
+    for _ in range(n_samples):
+        yield np.bincount(rng.integers(n_units, size=n_units), minlength=n_units).astype(float)
+
+
 def bootstrap_interval(values: np.ndarray, level: float, n_effective: float) -> tuple[float, float]:
     """Return a confidence interval from quantiles of bootstrap samples, widened if few blocks are resampled.
 
@@ -255,7 +265,7 @@ def bootstrap_interval(values: np.ndarray, level: float, n_effective: float) -> 
     distribution with heavier tails than a normal distribution. The quantiles are therefore those of Student's t with
     ``n_effective - 1`` degrees of freedom.
     """
-    wide = _small_sample_factor(n_effective) * stats.t.ppf((1 + level) / 2, n_effective - 1)
+    wide = small_sample_factor(n_effective) * stats.t.ppf((1 + level) / 2, n_effective - 1)
     tail = float(stats.norm.sf(wide))
     low, high = np.nanquantile(values, [tail, 1 - tail])
     return float(low), float(high)
@@ -271,10 +281,10 @@ def bootstrap_p_value(values: np.ndarray, n_effective: float) -> float:
     """
     beyond = min((values <= 0).sum(), (values >= 0).sum())
     wide = stats.norm.isf((1 + beyond) / (1 + len(values)))
-    return float(min(1.0, 2 * stats.t.sf(wide / _small_sample_factor(n_effective), n_effective - 1)))
+    return float(min(1.0, 2 * stats.t.sf(wide / small_sample_factor(n_effective), n_effective - 1)))
 
 
-def _small_sample_factor(n_effective: float) -> float:
+def small_sample_factor(n_effective: float) -> float:
     """Return the factor that corrects a bootstrap standard error for a small number of resampled blocks.
 
     The factor is ``sqrt(n / (n - 1))`` for an effective number of ``n`` blocks.
@@ -355,22 +365,17 @@ def _count_sets_as_similar(
         orders = np.arange(min(width, n - start))
         total, own = np.zeros((len(orders), unit.shape[1])), np.zeros(len(orders))
         for i in range(int(sizes.max())):
-            genes = _draw_next_gene(deck, i, orders, rng)
+            # Draw the i-th gene of each order from the genes not yet drawn (Fisher and Yates shuffle).
+            place = rng.integers(i, len(deck), size=len(orders))
+            genes = deck[place, orders]
+            deck[place, orders] = deck[i, orders]
+            deck[i, orders] = genes
             total += unit[genes]
             own += length[genes]
             if (given := of_size.get(i + 1)) is not None:
                 null = np.sort(_mean_cosine(total, own, i + 1))
                 counts[given] += len(orders) - np.searchsorted(null, observed[given] - _COSINE_TOLERANCE)
     return counts
-
-
-def _draw_next_gene(deck: np.ndarray, i: int, orders: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw the ``i``-th gene of each random order from the genes not yet drawn (Fisher and Yates shuffle)."""
-    place = rng.integers(i, len(deck), size=len(orders))
-    dealt = deck[place, orders]
-    deck[place, orders] = deck[i, orders]
-    deck[i, orders] = dealt
-    return dealt
 
 
 def _mean_cosine(total: np.ndarray, own: np.ndarray, size: int) -> np.ndarray:

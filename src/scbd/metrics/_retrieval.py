@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sized
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -35,15 +35,13 @@ from scbd.metrics._arguments import (
 )
 from scbd.metrics._average_precision import (
     NullDistribution,
-    QueryScores,
-    expected_average_precision,
     scale_to_unit_length,
     score_queries,
 )
 from scbd.metrics._resampling import divide_into_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from anndata import AnnData
     from numpy.typing import ArrayLike
@@ -192,31 +190,22 @@ def _summary_line(table: pd.DataFrame, what: str) -> str:
     )
 
 
-def _average_by_label(scores: QueryScores, labels: np.ndarray, null: NullDistribution) -> pd.DataFrame:
+def _average_by_label(scores: pd.DataFrame, labels: np.ndarray, null: NullDistribution) -> pd.DataFrame:
     """Return the mean scores of the queries of each label as a frame, with p value and q value.
 
-    The frame has one row per label and the columns of :attr:`Retrieval.table`. ``labels`` ``(N,)`` holds the label, for
-    example the perturbation, of every row of the embedding and not only of queries.
+    The frame has one row per label and the columns of :attr:`Retrieval.table`. ``scores`` is a result of
+    :func:`score_queries`. ``labels`` ``(N,)`` holds the label, for example the perturbation, of every row of the
+    embedding and not only of queries.
     """
-    if not len(scores.rows):
+    if scores.empty:
         return pd.DataFrame()
-    sizes = np.stack([scores.n_positives, scores.n_negatives], axis=1)
-    pairs, which = np.unique(sizes, axis=0, return_inverse=True)
-    queries = pd.DataFrame(
-        {
-            "average_precision": scores.average_precision,
-            "chance": np.array([expected_average_precision(*map(int, pair)) for pair in pairs])[which],
-            "n_positives": scores.n_positives,
-            "n_negatives": scores.n_negatives,
-        }
-    )
-    of_label = queries.groupby(labels[scores.rows], sort=True)
+    of_label = scores.groupby(labels[scores.index])
     table = of_label.mean()
-    table.insert(2, "n_queries", of_label.size())
-    rows_of = of_label.indices
+    sizes, rows_of = scores[["n_positives", "n_negatives"]].to_numpy(), of_label.indices
     p = [null.p_value(score, *sizes[rows_of[label]].T) for label, score in table["average_precision"].items()]
     table.insert(2, "p_value", p)
     table.insert(3, "q_value", false_discovery_control(p))
+    table.insert(4, "n_queries", of_label.size())
     return table
 
 
@@ -321,18 +310,18 @@ def retrieval(
         positives=lambda row: (found := related[[row]].indices)[found != row],
         negatives=lambda rows: related[rows][:, labelled].toarray() == 0,
     )
-    if not len(scores.rows):
+    if scores.empty:
         msg = (
             f"No two perturbations share a label of obs[{label_key!r}], or none has another: {len(labelled)} of "
             f"{len(perturbations)} have one. Is {separator!r} the separator of labels?"
         )
         raise ValueError(msg)
-    left_out = np.setdiff1d(np.flatnonzero(is_query), scores.rows)
+    left_out = np.setdiff1d(np.flatnonzero(is_query), scores.index)
     table = _average_by_label(scores, np.arange(len(perturbations)), NullDistribution(n_permutations, seed))
     table.index = pd.Index(perturbations[table.index], name="perturbation")
     related.setdiag(0)
     related.eliminate_zeros()
-    return Retrieval(table, tuple(perturbations[left_out]), units=divide_into_blocks(related)[scores.rows])
+    return Retrieval(table, tuple(perturbations[left_out]), units=divide_into_blocks(related)[scores.index])
 
 
 def _label_indicators(codes: np.ndarray, labels: pd.Series, n: int, separator: str) -> sparse.csr_array:
@@ -467,126 +456,41 @@ def replicate_retrieval(
         msg = "control=None: name the controls that replicates are ranked against, or give against='perturbations'."
         raise ValueError(msg)
     is_control = np.isin(y, () if control is None else check_control_labels(control, y, y_key))
-    wells = _Wells(scale_to_unit_length(x), _Labels(y), _Labels(get_label_texts(adata, e_key)), is_control)
-    position = None if position_key is None else _Labels(get_label_texts(adata, position_key))
+    e = pd.factorize(get_label_texts(adata, e_key))[0]
+    position = None if position_key is None else get_label_texts(adata, position_key)
     is_query = row_mask("queries", queries, len(x)) & ~is_control
     learned = training_mask_or_none(adata, trained_on)
     if learned is not None and trained_on is not None and against == "controls":
         _warn_if_controls_were_fitted(is_control, learned)
-    null = NullDistribution(n_permutations, seed)
-    rows = np.flatnonzero(is_query)
+    unit, codes = scale_to_unit_length(x), pd.factorize(y)[0]
+    queries, controls, perturbed = (np.flatnonzero(mask) for mask in (is_query, is_control, ~is_control))
     if against == "controls":
-        scores = _score_against_controls(wells, rows)
+        scores = _score_wells(unit, e, codes, queries, perturbed, controls, apart=[e], differ=[e])
     else:
-        scores = _score_against_perturbations(wells, rows, apart=[wells.e], widen=True)
-    if not len(scores.rows):
+        scores = _score_wells(unit, e, codes, queries, perturbed, perturbed, apart=[e], differ=[codes], widen=True)
+    if scores.empty:
         msg = (
             f"None of {is_query.sum()} wells has a replicate in another environment of {e_key!r} and {against} to be "
             f"ranked against: a replicate score needs perturbations in two environments or more, with {against} there."
         )
         raise ValueError(msg)
+    null = NullDistribution(n_permutations, seed)
     table = _average_by_label(scores, y, null)
     warn_if_seen_in_training(y, learned, table.index)
     warn_if_models_are_mixed(adata, e_key, *([] if position_key is None else [position_key]))
     floor = across = pd.DataFrame()
     if position is not None:
+        place = pd.factorize(position)[0]
         if against == "controls":
-            floor = _average_by_label(_score_control_positions(wells, position, scores.rows), position.of_rows, null)
-        apart, widen = [wells.e, position], against == "perturbations"
-        across = _average_by_label(_score_against_perturbations(wells, rows, apart, widen=widen), y, null)
+            # Each control is scored against controls at other positions, as if its position were its perturbation.
+            # Only controls in the environments of the scored wells are queries.
+            near = controls[np.isin(e[controls], e[scores.index])]
+            of_controls = _score_wells(unit, e, place, near, controls, controls, apart=[e], differ=[e, place])
+            floor = _average_by_label(of_controls, position, null)
+        how: dict[str, Any] = {"apart": [e, place], "differ": [codes], "widen": against == "perturbations"}
+        across = _average_by_label(_score_wells(unit, e, codes, queries, perturbed, perturbed, **how), y, null)
     left_out = sorted(set(y[is_query]) - set(table.index))
     return Retrieval(table, tuple(left_out), floor_table=floor, cross_position_table=across)
-
-
-class _Labels:
-    """Label of each row of a table, for example its perturbation.
-
-    Labels are stored as text and as integer codes, which are faster to compare.
-    """
-
-    def __init__(self, of_rows: np.ndarray) -> None:
-        self.of_rows = of_rows
-        self.codes = pd.factorize(of_rows)[0]
-        order = np.argsort(self.codes, kind="stable")
-        self._rows = np.split(order, np.bincount(self.codes).cumsum()[:-1])
-
-    def rows_with_label_of(self, row: int) -> np.ndarray:
-        """Return the numbers of all rows that have the same label as a given row, including this row."""
-        return self._rows[self.codes[row]]
-
-    def differ(self, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-        """Return a mask ``(len(rows), len(others))`` that is true for pairs of rows with different labels."""
-        return self.codes[rows][:, None] != self.codes[others]
-
-
-@dataclass(frozen=True)
-class _Wells:
-    """Wells to be ranked: embeddings of length 1, perturbations ``y``, environments ``e``, and mask of the controls."""
-
-    unit: np.ndarray
-    y: _Labels
-    e: _Labels
-    is_control: np.ndarray
-
-    def rows_in_other_environments(self, row: int, alike: _Labels) -> np.ndarray:
-        """Return the wells that have the same label as a given well, and lie in another environment.
-
-        ``alike`` holds the labels of all wells that are compared, for example perturbations or plate positions.
-        """
-        rows = alike.rows_with_label_of(row)
-        return rows[self.e.codes[rows] != self.e.codes[row]]
-
-    def in_environments_of_label(
-        self, alike: _Labels, among: np.ndarray, gallery: np.ndarray
-    ) -> Callable[[np.ndarray], np.ndarray]:
-        """Return a function that selects the wells in those environments that hold the label of a query.
-
-        ``alike`` holds the labels of all wells, for example perturbations or plate positions. ``gallery`` holds the row
-        numbers of the ``G`` wells to select from. An environment holds a label if one of the wells ``among`` has this
-        label and lies in this environment.
-
-        The returned function maps row numbers of queries ``(B,)`` to a mask ``(B, G)``. It is used to take positives
-        and negatives from the same environments, so that the environment does not distinguish them.
-        """
-        holds = np.zeros((alike.codes.max() + 1, self.e.codes.max() + 1), dtype=bool)
-        holds[alike.codes[among], self.e.codes[among]] = True
-        return lambda rows: holds[alike.codes[rows]][:, self.e.codes[gallery]]
-
-
-def _score_against_controls(wells: _Wells, queries: np.ndarray) -> QueryScores:
-    """Score each query well: wells of its perturbation in other environments should rank before controls.
-
-    Negatives are the controls in those other environments that hold the query's perturbation.
-    """
-    controls = np.flatnonzero(wells.is_control)
-    beside = wells.in_environments_of_label(wells.y, np.arange(len(wells.unit)), controls)
-    return score_queries(
-        wells.unit,
-        queries,
-        controls,
-        positives=lambda row: wells.rows_in_other_environments(row, wells.y),
-        negatives=lambda rows: wells.e.differ(rows, controls) & beside(rows),
-    )
-
-
-def _score_control_positions(wells: _Wells, position: _Labels, scored: np.ndarray) -> QueryScores:
-    """Score each query control: controls at its plate position in other environments should rank before other controls.
-
-    Negatives are controls at other positions, in those other environments that hold a control at the query's position.
-    The queries are all controls in the environments of the ``scored`` rows.
-    """
-    controls = np.flatnonzero(wells.is_control)
-    queries = controls[np.isin(wells.e.codes[controls], wells.e.codes[scored])]
-    beside = wells.in_environments_of_label(position, controls, controls)
-
-    def positives(row: int) -> np.ndarray:
-        rows = wells.rows_in_other_environments(row, position)
-        return rows[wells.is_control[rows]]
-
-    def negatives(rows: np.ndarray) -> np.ndarray:
-        return wells.e.differ(rows, controls) & position.differ(rows, controls) & beside(rows)
-
-    return score_queries(wells.unit, queries, controls, positives, negatives)
 
 
 def profile_retrieval(
@@ -614,45 +518,65 @@ def profile_retrieval(
     Frame with one row per label that has replicates, and the columns ``average_precision``, ``chance`` (average
     precision of a random order), ``n_queries``, ``n_positives`` and ``n_negatives``.
     """
-    wells = _Wells(scale_to_unit_length(x), _Labels(y), _Labels(within), is_control)
-    queries, differ = np.flatnonzero(~is_control), [_Labels(labels) for labels in apart]
-    scores = _score_against_perturbations(wells, queries, differ, widen=True)
+    codes, e, rows = pd.factorize(y)[0], pd.factorize(within)[0], np.flatnonzero(~is_control)
+    how: dict[str, Any] = {"apart": [pd.factorize(labels)[0] for labels in apart], "differ": [codes], "widen": True}
+    scores = _score_wells(scale_to_unit_length(x), e, codes, rows, rows, rows, **how)
     table = _average_by_label(scores, y, NullDistribution(1, 0))
     return table.drop(columns=["p_value", "q_value"], errors="ignore")
 
 
-def _score_against_perturbations(
-    wells: _Wells, queries: np.ndarray, apart: Sequence[_Labels], *, widen: bool
-) -> QueryScores:
-    """Score each query well: wells of its perturbation should rank before wells of all other perturbations.
+def _score_wells(
+    unit: np.ndarray,
+    e: np.ndarray,
+    label: np.ndarray,
+    queries: np.ndarray,
+    among: np.ndarray,
+    gallery: np.ndarray,
+    *,
+    apart: Sequence[np.ndarray],
+    differ: Sequence[np.ndarray],
+    widen: bool = False,
+) -> pd.DataFrame:
+    """Score each query well with :func:`score_queries`: wells with its label should rank before all other wells.
 
-    Positives differ from the query in each of the labels ``apart``. Negatives lie in environments that hold the query's
-    perturbation. If ``widen`` is true and the median number of such negatives per query is below
-    ``MIN_NEGATIVES_IN_ENVIRONMENTS``, negatives come from all environments instead.
+    Negatives lie in environments that hold a well with the query's label. Positives and negatives then come from the
+    same environments, so that the environment does not distinguish them.
+
+    Parameters
+    ----------
+    unit
+        Embeddings of all wells as rows of length 1, ``(N, D)``.
+    e, label
+        Environment of each well, and its perturbation or plate position, integer codes ``(N,)``.
+    queries, among, gallery
+        Row numbers of the queries, of the wells that may be positives, and of the wells that may be negatives. Only
+        wells ``among`` count as wells that an environment holds.
+    apart, differ
+        Further codes of each well, each ``(N,)``. A positive differs from the query in each of the codes ``apart``, and
+        a negative in each of the codes ``differ``.
+    widen
+        If `True` and the median number of negatives per query is below ``MIN_NEGATIVES_IN_ENVIRONMENTS``, negatives
+        come from all environments instead.
     """
-    perturbed = np.flatnonzero(~wells.is_control)
-    in_same_environments = wells.in_environments_of_label(wells.y, perturbed, perturbed)
+    places = pd.Series(among).groupby(label[among]).indices
+    holds = np.zeros((label.max() + 1, e.max() + 1), dtype=bool)
+    holds[label[among], e[among]] = True
 
     def positives(row: int) -> np.ndarray:
-        rows = wells.y.rows_with_label_of(row)
-        for labels in apart:
-            rows = rows[labels.codes[rows] != labels.codes[row]]
+        rows = among[places[label[row]]]
+        for codes in apart:
+            rows = rows[codes[rows] != codes[row]]
         return rows
 
-    def others(rows: np.ndarray) -> np.ndarray:
-        return wells.y.differ(rows, perturbed)
+    def all_negatives(rows: np.ndarray) -> np.ndarray:
+        return np.logical_and.reduce([codes[rows][:, None] != codes[gallery] for codes in differ])
 
-    def others_in_same_environments(rows: np.ndarray) -> np.ndarray:
-        return others(rows) & in_same_environments(rows)
+    def negatives(rows: np.ndarray) -> np.ndarray:
+        return all_negatives(rows) & holds[label[rows]][:, e[gallery]]
 
     sample = np.random.default_rng(0).permutation(queries)[:_MAX_QUERIES_COUNTED]
-    is_few = (
-        widen
-        and len(sample)
-        and np.median(others_in_same_environments(sample).sum(axis=1)) < MIN_NEGATIVES_IN_ENVIRONMENTS
-    )
-    negatives = others if is_few else others_in_same_environments
-    return score_queries(wells.unit, queries, perturbed, positives, negatives)
+    are_few = widen and len(sample) and np.median(negatives(sample).sum(axis=1)) < MIN_NEGATIVES_IN_ENVIRONMENTS
+    return score_queries(unit, queries, gallery, positives, all_negatives if are_few else negatives)
 
 
 def _warn_if_controls_were_fitted(is_control: np.ndarray, fitted: np.ndarray) -> None:

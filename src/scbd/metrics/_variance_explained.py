@@ -13,7 +13,14 @@ from scbd._shared.checks import check_count
 from scbd._shared.labels import as_columns
 from scbd._shared.linear_maps import column_means, mean_and_inverse_deviation, relative_rounding_error
 from scbd._shared.numeric_tables import is_numeric_column, read_numeric_column
-from scbd.metrics._arguments import Embeddings, check_keys, get_finite_embedding, get_label_texts, get_named_embeddings
+from scbd.metrics._arguments import (
+    Embeddings,
+    check_keys,
+    get_finite_embedding,
+    get_label_texts,
+    get_named_embeddings,
+    random_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,8 +104,7 @@ def variance_table(
     if n < 3 or not len(factors):
         msg = f"There are {n} cells and {len(factors)} factors: give three cells or more, and a factor."
         raise ValueError(msg)
-    rng = np.random.default_rng(seed)
-    rows = np.arange(n) if max_cells is None or n <= max_cells else np.sort(rng.choice(n, max_cells, replace=False))
+    rows = random_rows(n, max_cells, np.random.default_rng(seed))
     columns = factors if isinstance(factors, Mapping) else {name: name for name in factors}
     read = [_read_factor(adata, str(name), as_columns(column), rows) for name, column in columns.items()]
     found = []
@@ -130,9 +136,8 @@ class _Factor(NamedTuple):
 def _read_factor(adata: AnnData, name: str, columns: Sequence[str], rows: np.ndarray) -> _Factor:
     check_keys(adata, [], columns)
     if all(is_numeric_column(adata.obs[column]) for column in columns):
-        terms = _polynomial_columns(
-            np.stack([read_numeric_column(adata.obs, column)[rows] for column in columns], axis=1)
-        )
+        values = [read_numeric_column(adata.obs, column)[rows] for column in columns]
+        terms = _polynomial_columns(np.stack(values, axis=1))
         return _Factor(name, "numbers", sparse.csr_array(terms), terms.shape[1])
     codes = pd.factorize(get_label_texts(adata, columns)[rows])[0]
     n_labels = int(codes.max()) + 1
@@ -166,13 +171,12 @@ def _explained_fractions(x: np.ndarray, factors: list[_Factor]) -> list[tuple[fl
     if total <= len(x) * np.square(relative_rounding_error(x.dtype) * np.linalg.norm(mean)):
         return [(np.nan, np.nan)] * len(factors)
     together = _explained_sum_of_squares(centred, factors)
-    without = [
-        _explained_sum_of_squares(centred, [other for other in factors if other is not factor]) for factor in factors
-    ]
-    return [
-        (_explained_sum_of_squares(centred, [factor]) / total, max(0.0, together - rest) / total)
-        for factor, rest in zip(factors, without, strict=True)
-    ]
+    found = []
+    for factor in factors:
+        by_factor = _explained_sum_of_squares(centred, [factor])
+        by_others = _explained_sum_of_squares(centred, [other for other in factors if other is not factor])
+        found.append((by_factor / total, max(0.0, together - by_others) / total))
+    return found
 
 
 def _explained_sum_of_squares(x: np.ndarray, factors: list[_Factor]) -> float:
