@@ -315,11 +315,7 @@ def _standardize_columns(values: np.ndarray) -> np.ndarray:
 
 
 def draw_phenotypes(
-    rng: np.random.Generator,
-    more: np.random.Generator,
-    n_complexes: int,
-    genes_per_complex: int,
-    sizes: Mapping[str, float],
+    rng: np.random.Generator, more: np.random.Generator, sizes: Mapping[str, float]
 ) -> tuple[pd.DataFrame, pd.Series]:
     """Draw the effect of each gene on the logarithm of each phenotype, and assign genes to complexes.
 
@@ -329,16 +325,16 @@ def draw_phenotypes(
         Random generator of the directions of effects in the space of phenotypes.
     more
         Random generator that determines which complexes have an effect, and how strong the effects are.
-    n_complexes, genes_per_complex
-        Number of complexes, and number of genes per complex.
     sizes
-        Values of the arguments ``effect_size``, ``effect_spread`` and ``active`` of :func:`simulated_screen`, by name.
+        Values of the arguments ``n_complexes``, ``genes_per_complex``, ``effect_size``, ``effect_spread`` and
+        ``active`` of :func:`simulated_screen`, by name.
 
     Returns
     -------
     - Table of effects, gene × phenotype, with a row of zeros for ``"nontargeting"``.
     - Name of the complex of each gene.
     """
+    n_complexes, genes_per_complex = int(sizes["n_complexes"]), int(sizes["genes_per_complex"])
     sd = np.array(list(PHENOTYPES.values()))
     of_complex = rng.normal(size=(n_complexes, len(sd)))
     # Scale the effects of all complexes to the same size, in different directions. The strength of each complex is
@@ -652,7 +648,7 @@ def simulated_screen(
     # effects that were added to the simulation later have a random generator of their own, so that screens of earlier
     # versions are unchanged
     more = rng.spawn(1)[0]
-    phenotypes, complexes = draw_phenotypes(rng, more, n_complexes, genes_per_complex, arguments)
+    phenotypes, complexes = draw_phenotypes(rng, more, arguments)
     guides = draw_guides(rng, list(phenotypes.index), guides_per_gene)
     where = place_wells(n_wells, plate_wells)
     wells = draw_well_properties(rng, more, where, plate_wells, arguments)
