@@ -158,8 +158,8 @@ def embedding_scores(
     return scores
 
 
-def health_scores(model: ImageModel) -> dict[str, float]:
-    """What ``model.health`` says, for a contrastive model."""
+def health_scores(model: ImageModel | None) -> dict[str, float]:
+    """What ``model.health`` says, for a contrastive model; nothing for others, and for features."""
     return dict(model.health) if isinstance(model, SCBDModel) else {}
 
 
