@@ -357,15 +357,11 @@ def draw_guides(rng: np.random.Generator, genes: list[str], guides_per_gene: int
 
     The number of non-targeting guides is twice ``guides_per_gene``.
     """
-    of_guide = [gene for gene in genes for _ in range(guides_per_gene * (2 if gene == "nontargeting" else 1))]
-    number = pd.Series(of_guide).groupby(of_guide).cumcount() + 1
-    return pd.DataFrame(
-        {
-            "gene": of_guide,
-            "sgRNA": [f"{gene}_sg{i}" for gene, i in zip(of_guide, number, strict=True)],
-            "efficacy": rng.uniform(0.5, 1.0, len(of_guide)),
-        }
-    )
+    n_guides = [guides_per_gene * (2 if gene == "nontargeting" else 1) for gene in genes]
+    library = pd.DataFrame({"gene": np.repeat(genes, n_guides)})
+    number = library.groupby("gene").cumcount() + 1
+    library["sgRNA"] = library["gene"] + "_sg" + number.astype(str)
+    return library.assign(efficacy=rng.uniform(0.5, 1.0, len(library)))
 
 
 def draw_cells(rng: np.random.Generator, n_cells: int, library: pd.DataFrame, control_fraction: float) -> pd.DataFrame:
@@ -379,7 +375,7 @@ def draw_cells(rng: np.random.Generator, n_cells: int, library: pd.DataFrame, co
     weight[~is_control] *= (1 - control_fraction) / weight[~is_control].sum()
     extra = rng.choice(len(library), size=n_cells - len(library), p=weight)
     guide = rng.permutation(np.concatenate([np.arange(len(library)), extra]))
-    return library.iloc[guide].set_index(pd.Index([f"cell_{i}" for i in range(n_cells)]))
+    return library.iloc[guide].set_axis([f"cell_{i}" for i in range(n_cells)])
 
 
 def assign_wells(
