@@ -119,6 +119,11 @@ class Dataset:
             raise ValueError(msg)
 
 
+def in_part(adata: AnnData, part: str) -> np.ndarray:
+    """Which cells are of this part of the split, such as ``"train"``, boolean ``(N,)``."""
+    return (adata.obs["split"] == part).to_numpy()
+
+
 def cpjump1_fold(path: str | os.PathLike[str], *, seed: int = 0, fold: int = 0, inner: int | None = None) -> AnnData:
     """CPJUMP1 with plates, compounds and control positions held out.
 
@@ -227,7 +232,7 @@ def simulated_screen_fold(*, seed: int = 0, unseen: float = 1 / 3, new: float = 
     parts = stratified_split([genes, wells], train_size=0.975 * (1 - new), validation_size=0.025 * (1 - new), seed=seed)
     cells.obs["split"] = _split_names(parts, cells.n_obs)
     cells.obs["unseen"] = np.isin(np.arange(cells.n_obs), held)
-    return cells[~cells.obs["unseen"].to_numpy() | (cells.obs["split"] == "test").to_numpy()].copy()
+    return cells[~cells.obs["unseen"].to_numpy() | in_part(cells, "test")].copy()
 
 
 def simulated_screen_plates(*, seed: int = 0, fold: int = 0, n_left_out: int = 1, **screen: Any) -> AnnData:
@@ -387,7 +392,7 @@ def environments_hidden(
     @wraps(loader)
     def load(*path: Any, seed: int = 0, n_inferred: int = 2, **kwargs: Any) -> AnnData:
         adata = loader(*path, seed=seed, **kwargs)
-        learned = (adata.obs["split"] == "train").to_numpy()
+        learned = in_part(adata, "train")
         found = infer_environments(adata, y_key, n_inferred, e_key=e_key, fit=learned, seed=seed, **inputs)
         adata.obs[INFERRED] = found.labels
         return adata

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sklearn.metrics import adjusted_mutual_info_score
 
+from paper.datasets import in_part
 from paper.picture_scores import PICTURES, counterfactual_pictures, counterfactual_scores, effect_picture_scores
 from paper.scores import (
     AS_IT_IS,
@@ -56,7 +57,7 @@ def domain_generalization(trial: Trial, adata: AnnData, dataset: Dataset, direct
     head that learned with it, as the paper's authors report it, and one that is fitted afterwards.
     """
     if is_computed(trial.system):
-        embedding = computed(trial, adata, dataset, (adata.obs["split"] == "train").to_numpy())
+        embedding = computed(trial, adata, dataset, in_part(adata, "train"))
         return embedding_scores(adata, embedding, y_key=dataset.y_key, e_key=dataset.e_key), None
     model = trained(trial, adata, dataset, directory, **with_head({"split": "split"} | dict(trial.training)))
     return generalization_scores(adata, model, y_key=dataset.y_key, e_key=dataset.e_key), model
@@ -94,12 +95,12 @@ def new_cells_and_perturbations(trial: Trial, adata: AnnData, dataset: Dataset, 
     Standardised by environment, with what is typical of the cells that were learned from: one training, both scores.
     What moves environments onto each other by itself is scored as it is.
     """
-    blocks, model = _blocks(trial, adata, dataset, directory, (adata.obs["split"] == "train").to_numpy())
+    blocks, model = _blocks(trial, adata, dataset, directory, in_part(adata, "train"))
     corrections: tuple[str | None, ...] = (None, "standardised")
     if model is None and any("environments" in CORRECTIONS[name].needs for name in parts_of(trial.system)[1]):
         corrections = (None,)
     # models are chosen by validation cells
-    kept = (adata.obs["split"] != "validation").to_numpy()
+    kept = ~in_part(adata, "validation")
     how: dict[str, Any] = dataset.label_keys | {"guide_key": dataset.guide_key, "group_key": dataset.group_key}
     how["net"] = None if dataset.relations is None else dataset.relations(adata)
     embeddings = {name: z[kept] for name, z in blocks.items()}
@@ -112,9 +113,9 @@ def map_of_new_plates(trial: Trial, adata: AnnData, dataset: Dataset, directory:
 
     Each embedding as it is, and standardised on the controls of each well, as theirs is.
     """
-    test = (adata.obs["split"] == "test").to_numpy()
+    test = in_part(adata, "test")
     known = correction_arguments(adata, **dataset.label_keys)
-    fit = (adata.obs["split"] == "train").to_numpy() | known["controls"]
+    fit = in_part(adata, "train") | known["controls"]
     blocks, model = _blocks(trial, adata, dataset, directory, fit)
     scores: dict[str, Any] = {}
     for name, z in blocks.items():
@@ -171,7 +172,7 @@ def labels_across_environments(trial: Trial, adata: AnnData, dataset: Dataset, d
 def _embedded(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> tuple[np.ndarray, ImageModel | None]:
     """A table corrected in closed form, or what a model has learned, from the training rows of ``obs["split"]``."""
     if trial.system in TABLES:
-        fit = (adata.obs["split"] == "train").to_numpy()
+        fit = in_part(adata, "train")
         return TABLES[trial.system](Table(adata, dataset, fit), **trial.model), None
     model = _trained_on_split(trial, adata, dataset, directory)
     return model.get_latent_representation(without_scored_controls(adata, dataset)), model

@@ -21,7 +21,6 @@ from paper.grids.shared import (
     Experiment,
     System,
     new_cells_settings,
-    new_cells_trial,
     seeds_of,
     trials_of,
 )
@@ -319,11 +318,8 @@ def screen_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
         *(("SCBD", block | {"alpha": alpha}, contrastive) for alpha in (0.0, 1.0, 8.0)),
         *(("SCBD", block | OURS | {"alpha": alpha}, contrastive) for alpha in (0.0, 0.003, 0.01, 0.03, "auto")),
     ]
-    return [
-        new_cells_trial(seed, SCREENS[budget] | UNEQUAL_WELLS, model, how, system)
-        for seed in range(seeds_of(n_seeds, budget, 3, 3))
-        for system, model, how in systems
-    ]
+    screen, n = SCREENS[budget] | UNEQUAL_WELLS, seeds_of(n_seeds, budget, 3, 3)
+    return trials_of("batch correction of new cells", "simulated_screen", systems, screen, n)
 
 
 def screen_systems_report(frame: pd.DataFrame, out: Path) -> str:
