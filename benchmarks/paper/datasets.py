@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
+    from scbd.data import Split
+
 # compounds that are never trained on, beside those with several positions
 _UNSEEN = 100
 # plates, and a share of compounds, that are left out in turn to choose settings by
@@ -115,6 +117,11 @@ class Dataset:
         if path is None and self.has_files and self.needs_path:
             msg = f"{self.needed} is not downloaded: its loader names the source, and give --data."
             raise ValueError(msg)
+
+
+def in_part(adata: AnnData, part: str) -> np.ndarray:
+    """Which cells are of this part of the split, such as ``"train"``, boolean ``(N,)``."""
+    return (adata.obs["split"] == part).to_numpy()
 
 
 def cpjump1_fold(path: str | os.PathLike[str], *, seed: int = 0, fold: int = 0, inner: int | None = None) -> AnnData:
@@ -223,11 +230,9 @@ def simulated_screen_fold(*, seed: int = 0, unseen: float = 1 / 3, new: float = 
     genes, wells = (cells.obs[key].astype(str).to_numpy() for key in ("gene", "well"))
     held = hold_out_perturbations(genes, share=unseen, validation_share=0, keep="nontargeting", seed=seed).test
     parts = stratified_split([genes, wells], train_size=0.975 * (1 - new), validation_size=0.025 * (1 - new), seed=seed)
-    cells.obs["split"] = "test"
-    for name in ("train", "validation"):
-        cells.obs.iloc[getattr(parts, name), cells.obs.columns.get_loc("split")] = name
+    cells.obs["split"] = _split_names(parts, cells.n_obs)
     cells.obs["unseen"] = np.isin(np.arange(cells.n_obs), held)
-    return cells[~cells.obs["unseen"].to_numpy() | (cells.obs["split"] == "test").to_numpy()].copy()
+    return cells[~cells.obs["unseen"].to_numpy() | in_part(cells, "test")].copy()
 
 
 def simulated_screen_plates(*, seed: int = 0, fold: int = 0, n_left_out: int = 1, **screen: Any) -> AnnData:
@@ -296,6 +301,13 @@ def funk22_plates(path: str | os.PathLike[str], *, seed: int = 0, n_cells: int |
     return cells
 
 
+def _split_names(parts: Split, n_cells: int) -> np.ndarray:
+    """``"train"`` and ``"validation"`` for the cells of these parts, ``"test"`` for all others."""
+    names = np.full(n_cells, "test", dtype=object)
+    names[parts.train], names[parts.validation] = "train", "validation"
+    return names
+
+
 def _learned_elsewhere(left_out: np.ndarray, seed: Sequence[int]) -> np.ndarray:
     validation = np.random.default_rng(seed).random(len(left_out)) < 0.025
     return np.where(left_out, "test", np.where(validation, "validation", "train"))
@@ -350,11 +362,8 @@ def drawn_screen_fold(*, seed: int = 0, n_cells: int = 3_000) -> AnnData:
     obs = pd.DataFrame({"gene": names[gene], "well": [f"well {w}" for w in well]}, index=np.arange(n_cells).astype(str))
     known = stratified_split([names[gene], obs["well"].to_numpy()], train_size=0.65, validation_size=0.02, seed=seed)
     held = hold_out_perturbations(names[gene], share=0.25, validation_share=0, keep="nontargeting", seed=seed).test
-    split = np.full(n_cells, "test", dtype=object)
-    for name in ("train", "validation"):
-        split[getattr(known, name)] = name
-    split[held] = "test"
-    obs["split"] = split
+    obs["split"] = _split_names(known, n_cells)
+    obs.loc[obs.index[held], "split"] = "test"
     complexes = [f"complex {g // (n_genes // n_complexes)}" for g in range(n_genes)]
     network = pd.DataFrame({"source": complexes, "target": names[1:]})
     network.attrs["kind"] = "sets"
@@ -383,7 +392,7 @@ def environments_hidden(
     @wraps(loader)
     def load(*path: Any, seed: int = 0, n_inferred: int = 2, **kwargs: Any) -> AnnData:
         adata = loader(*path, seed=seed, **kwargs)
-        learned = (adata.obs["split"] == "train").to_numpy()
+        learned = in_part(adata, "train")
         found = infer_environments(adata, y_key, n_inferred, e_key=e_key, fit=learned, seed=seed, **inputs)
         adata.obs[INFERRED] = found.labels
         return adata
@@ -393,6 +402,7 @@ def environments_hidden(
 
 # plates that Yao et al. (2024) test on
 _LEFT_OUT = ("LaC024B", "LaC024C")
+_CONTROLS = {"control": "nontargeting"}
 # genes in wells
 _screen = partial(Dataset, y_key="gene", e_key="well", control="nontargeting")
 _wells = partial(
@@ -408,6 +418,7 @@ _SIMULATED: dict[str, Any] = {
     "guide_key": "sgRNA",
     "relations": lambda adata: adata.uns["truth"]["network"],
 }
+_FUNK22: dict[str, Any] = {"guide_key": "sgRNA", "relations": lambda adata: datasets.corum()}
 
 DATASETS: dict[str, Dataset] = {
     "breinig2015": Dataset(breinig2015_fold, "target", "replicate", setup={"layer": "X"}),
@@ -416,30 +427,16 @@ DATASETS: dict[str, Dataset] = {
     "colored_mnist": Dataset(datasets.colored_mnist, "digit", "environment", needs_path=False),
     "cpjump1": _wells(cpjump1_fold, setup=_WELLS),
     "drawn_screen_fold": _screen(
-        drawn_screen_fold,
-        has_files=False,
-        relations=_SIMULATED["relations"],
-        setup={"control": "nontargeting"},
+        drawn_screen_fold, has_files=False, relations=_SIMULATED["relations"], setup=_CONTROLS
     ),
-    "funk22": _screen(datasets.funk22, guide_key="sgRNA", relations=lambda adata: datasets.corum()),
-    "funk22_plates": _screen(
-        funk22_plates,
-        guide_key="sgRNA",
-        relations=lambda adata: datasets.corum(),
-        setup={"control": "nontargeting"},
-    ),
-    "funk22_cellprofiler": _screen(
-        loaders.funk22_cellprofiler, guide_key="sgRNA", relations=lambda adata: datasets.corum()
-    ),
+    "funk22": _screen(datasets.funk22, **_FUNK22),
+    "funk22_plates": _screen(funk22_plates, setup=_CONTROLS, **_FUNK22),
+    "funk22_cellprofiler": _screen(loaders.funk22_cellprofiler, **_FUNK22),
     "pacs": Dataset(loaders.pacs, "class", "domain"),
     "rxrx1": Dataset(loaders.rxrx1, "sirna", "experiment"),
     "simulated_screen": _screen(datasets.simulated_screen, **_SIMULATED),
-    "simulated_screen_fold": _screen(
-        simulated_screen_fold, group_key="plate", setup={"control": "nontargeting"}, **_SIMULATED
-    ),
-    "simulated_screen_plates": _screen(
-        simulated_screen_plates, group_key="plate", setup={"control": "nontargeting"}, **_SIMULATED
-    ),
+    "simulated_screen_fold": _screen(simulated_screen_fold, group_key="plate", setup=_CONTROLS, **_SIMULATED),
+    "simulated_screen_plates": _screen(simulated_screen_plates, group_key="plate", setup=_CONTROLS, **_SIMULATED),
     "vlcs": Dataset(loaders.vlcs, "class", "domain"),
 }
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
+from scbd._shared.files import save_figure
 from scbd.pl._style import add_legend, series_style, wrap_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # characters of all names on an axis that can stand beside each other
 _BESIDE = 40
@@ -52,11 +56,8 @@ def sweep(
     KeyError
         If a column is missing.
     """
-    import matplotlib.pyplot as plt
-
     _require(frame, [setting, *scores])
-    if ax is None:
-        _, ax = plt.subplots(figsize=(4.6, 3.4), layout="constrained")
+    ax = _new_axes(4.6, 3.4) if ax is None else ax
     places, names = _places(frame[setting])
     for i, (column, name) in enumerate(scores.items()):
         own = series_style(i)
@@ -142,11 +143,8 @@ def trade_off(
     KeyError
         If a column is missing.
     """
-    import matplotlib.pyplot as plt
-
     _require(frame, [x, y, system, setting])
-    if ax is None:
-        _, ax = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+    ax = _new_axes(6.4, 4.0) if ax is None else ax
     # what is traced has the first colours: they are the strongest
     for i, name in enumerate(sorted(frame[system].unique(), key=lambda name: name not in traced)):
         shown = series_style(i)
@@ -158,6 +156,16 @@ def trade_off(
     ax.set(xlabel=wrap_name(x, 50), ylabel=wrap_name(y, 40))
     ax.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     return ax
+
+
+def save_axes(ax: Axes, path: Path) -> None:
+    """Write the figure of axes to a PNG file."""
+    save_figure(cast("Figure", ax.figure), path)
+
+
+def _new_axes(width: float, height: float) -> Axes:
+    """Make a figure of this size, in inches."""
+    return plt.subplots(figsize=(width, height), layout="constrained")[1]
 
 
 def _places(values: pd.Series) -> tuple[np.ndarray, list[str]]:
@@ -211,11 +219,8 @@ def in_against_out(frame: pd.DataFrame, *, ins: str = "own in", outs: str = "own
     KeyError
         If a column is missing.
     """
-    import matplotlib.pyplot as plt
-
     _require(frame, [ins, outs])
-    if ax is None:
-        _, ax = plt.subplots(figsize=(3.6, 3.4), layout="constrained")
+    ax = _new_axes(3.6, 3.4) if ax is None else ax
     x, y = frame[[ins, outs]].astype(float).dropna().to_numpy().T
     ax.scatter(x, y, color="#0072B2", edgecolors="k", s=28, linewidths=0.5)
     if len(x) > 2 and np.ptp(x) > 0 and np.ptp(y) > 0:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sklearn.metrics import adjusted_mutual_info_score
 
+from paper.datasets import in_part
 from paper.picture_scores import PICTURES, counterfactual_pictures, counterfactual_scores, effect_picture_scores
 from paper.scores import (
     AS_IT_IS,
@@ -56,7 +57,7 @@ def domain_generalization(trial: Trial, adata: AnnData, dataset: Dataset, direct
     head that learned with it, as the paper's authors report it, and one that is fitted afterwards.
     """
     if is_computed(trial.system):
-        embedding = computed(trial, adata, dataset, (adata.obs["split"] == "train").to_numpy())
+        embedding = computed(trial, adata, dataset, in_part(adata, "train"))
         return embedding_scores(adata, embedding, y_key=dataset.y_key, e_key=dataset.e_key), None
     model = trained(trial, adata, dataset, directory, **with_head({"split": "split"} | dict(trial.training)))
     return generalization_scores(adata, model, y_key=dataset.y_key, e_key=dataset.e_key), model
@@ -78,11 +79,9 @@ def batch_correction_of_new_cells(trial: Trial, adata: AnnData, dataset: Dataset
     """
     if is_computed(trial.system):
         labels = [label_values(adata.obs, key).to_numpy() for key in (dataset.y_key, dataset.e_key)]
-        learned = stratified_split(
-            labels, train_size=trial.training.get("train_size", _TRAIN_SIZE), seed=trial.seed
-        ).train
-        fit = np.zeros(adata.n_obs, dtype=bool)
-        fit[learned] = True
+        train_size = trial.training.get("train_size", _TRAIN_SIZE)
+        learned = stratified_split(labels, train_size=train_size, seed=trial.seed).train
+        fit = np.isin(np.arange(adata.n_obs), learned)
         new = np.flatnonzero(~fit)
         return _correction(adata[new], computed(trial, adata, dataset, fit)[new], dataset), None
     model = trained(trial, adata, dataset, directory)
@@ -96,22 +95,17 @@ def new_cells_and_perturbations(trial: Trial, adata: AnnData, dataset: Dataset, 
     Standardised by environment, with what is typical of the cells that were learned from: one training, both scores.
     What moves environments onto each other by itself is scored as it is.
     """
+    blocks, model = _blocks(trial, adata, dataset, directory, in_part(adata, "train"))
     corrections: tuple[str | None, ...] = (None, "standardised")
-    model = None
-    if is_computed(trial.system):
-        blocks = {AS_IT_IS: computed(trial, adata, dataset, (adata.obs["split"] == "train").to_numpy())}
-        if any("environments" in CORRECTIONS[name].needs for name in parts_of(trial.system)[1]):
-            corrections = (None,)
-    else:
-        model = trained(trial, adata, dataset, directory, **{"split": "split"} | dict(trial.training))
-        blocks = blocks_of(model)
+    if model is None and any("environments" in CORRECTIONS[name].needs for name in parts_of(trial.system)[1]):
+        corrections = (None,)
     # models are chosen by validation cells
-    kept = (adata.obs["split"] != "validation").to_numpy()
+    kept = ~in_part(adata, "validation")
     how: dict[str, Any] = dataset.label_keys | {"guide_key": dataset.guide_key, "group_key": dataset.group_key}
     how["net"] = None if dataset.relations is None else dataset.relations(adata)
     embeddings = {name: z[kept] for name, z in blocks.items()}
     frame = compare(adata[kept], embeddings, trained_on="split", corrections=corrections, **how)
-    return side_by_side(frame) | ({} if model is None else health_scores(model)), model
+    return side_by_side(frame) | health_scores(model), model
 
 
 def map_of_new_plates(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
@@ -119,26 +113,22 @@ def map_of_new_plates(trial: Trial, adata: AnnData, dataset: Dataset, directory:
 
     Each embedding as it is, and standardised on the controls of each well, as theirs is.
     """
-    test, model = (adata.obs["split"] == "test").to_numpy(), None
+    test = in_part(adata, "test")
     known = correction_arguments(adata, **dataset.label_keys)
-    fit = (adata.obs["split"] == "train").to_numpy() | known["controls"]
-    if is_computed(trial.system):
-        blocks = {AS_IT_IS: computed(trial, adata, dataset, fit)}
-    else:
-        model = trained(trial, adata, dataset, directory, **{"split": "split"} | dict(trial.training))
-        blocks = blocks_of(model)
+    fit = in_part(adata, "train") | known["controls"]
+    blocks, model = _blocks(trial, adata, dataset, directory, fit)
     scores: dict[str, Any] = {}
     for name, z in blocks.items():
         scores |= of_variant(name, plate_map_scores(adata[test], z[test], dataset))
         variant = (f"{name}, " if name != AS_IT_IS else "") + "standardised on controls"
         standardised = correct(z, "standardised on controls", **known, fit=fit)
         scores |= of_variant(variant, plate_map_scores(adata[test], standardised[test], dataset))
-    return scores | ({} if model is None else health_scores(model)), model
+    return scores | health_scores(model), model
 
 
 def new_environments(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
     """Embed cells of environments that were not learned from, in every way there is to do so."""
-    model = trained(trial, adata, dataset, directory, **{"split": "split"} | dict(trial.training))
+    model = _trained_on_split(trial, adata, dataset, directory)
     return new_environment_scores(adata, model, dataset) | health_scores(model), model
 
 
@@ -182,10 +172,25 @@ def labels_across_environments(trial: Trial, adata: AnnData, dataset: Dataset, d
 def _embedded(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> tuple[np.ndarray, ImageModel | None]:
     """A table corrected in closed form, or what a model has learned, from the training rows of ``obs["split"]``."""
     if trial.system in TABLES:
-        fit = (adata.obs["split"] == "train").to_numpy()
+        fit = in_part(adata, "train")
         return TABLES[trial.system](Table(adata, dataset, fit), **trial.model), None
-    model = trained(trial, adata, dataset, directory, **{"split": "split"} | dict(trial.training))
+    model = _trained_on_split(trial, adata, dataset, directory)
     return model.get_latent_representation(without_scored_controls(adata, dataset)), model
+
+
+def _blocks(
+    trial: Trial, adata: AnnData, dataset: Dataset, directory: Path, fit: np.ndarray
+) -> tuple[dict[str, np.ndarray], ImageModel | None]:
+    """What is scored of all cells, by name: features that learned from the cells ``fit``, or the blocks of a model."""
+    if is_computed(trial.system):
+        return {AS_IT_IS: computed(trial, adata, dataset, fit)}, None
+    model = _trained_on_split(trial, adata, dataset, directory)
+    return blocks_of(model), model
+
+
+def _trained_on_split(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> ImageModel:
+    """The trial's system, trained on the training cells of ``obs["split"]``."""
+    return trained(trial, adata, dataset, directory, **{"split": "split"} | dict(trial.training))
 
 
 def _correction_of_blocks(

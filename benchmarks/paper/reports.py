@@ -114,18 +114,14 @@ def names_of(frame: pd.DataFrame) -> pd.Series:
         only = frame["style_posterior"].eq("x").map({True: ", x only", False: ""})
         frame = frame.assign(system=frame["system"] + only)
     scbd = frame["system"] == "SCBD"
-    norm = frame["norm"].map(_norm) if "norm" in frame else ""
+    # of networks whose norm was asked for
+    norm = frame["norm"].map(lambda norm: f", norm {norm}" if isinstance(norm, str) else "") if "norm" in frame else ""
     if "alpha" not in frame:
         return frame["system"] + norm
     several = "invariance" in frame and frame.loc[scbd, "invariance"].nunique() > 1
     what = frame["invariance"] if several else frame["system"]
     alpha = frame["alpha"].astype(object).where(frame["alpha"].notna(), "auto")  # the default
     return frame["system"].where(~scbd, what + ", alpha " + alpha.map(value_of)) + norm
-
-
-def _norm(norm: object) -> str:
-    """Of networks whose norm was asked for."""
-    return f", norm {norm}" if isinstance(norm, str) else ""
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:

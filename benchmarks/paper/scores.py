@@ -15,6 +15,7 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import train_test_split
 from sklearn.neighbors import NearestNeighbors
 
+from paper.datasets import in_part
 from scbd._shared.labels import as_columns, label_values
 from scbd._workflows.compare import correction_arguments
 from scbd.baselines import MCVAEModel
@@ -158,8 +159,8 @@ def embedding_scores(
     return scores
 
 
-def health_scores(model: ImageModel) -> dict[str, float]:
-    """What ``model.health`` says, for a contrastive model."""
+def health_scores(model: ImageModel | None) -> dict[str, float]:
+    """What ``model.health`` says, for a contrastive model; nothing for others, and for features."""
     return dict(model.health) if isinstance(model, SCBDModel) else {}
 
 
@@ -330,7 +331,7 @@ def profile_scores(adata: AnnData, embedding: np.ndarray, dataset: Dataset) -> d
     for name, column in dataset.labels.items():
         among = retrieval(wells, z, label_key=column, queries=unseen, n_permutations=_PERMUTATIONS, **keys)
         scores[name] = among.mean_average_precision
-    not_learned = (wells.obs["split"] != "train").to_numpy()
+    not_learned = ~in_part(wells, "train")
     plates = label_values(wells.obs, dataset.e_key).astype(str).to_numpy()[not_learned]
     return scores | {f"{name}, new": score for name, score in environment_scores(z[not_learned], plates).items()}
 
@@ -356,7 +357,7 @@ def across_environments(adata: AnnData, embedding: np.ndarray, dataset: Dataset)
     -------
     ``y across e``: balanced accuracy; ``y chance``; and probes of the environment.
     """
-    new = (adata.obs["split"] == "test").to_numpy()
+    new = in_part(adata, "test")
     z = np.asarray(embedding)[new]
     y, e = (label_values(adata.obs[new], key).astype(str).to_numpy() for key in (dataset.y_key, dataset.e_key))
     first = e == np.unique(e)[0]
@@ -388,7 +389,7 @@ def new_environment_scores(adata: AnnData, model: ImageModel, dataset: Dataset) 
     """
     key = dataset.group_key or dataset.e_key
     environments = label_values(adata.obs, key).astype(str).to_numpy()
-    learned = (adata.obs["split"] == "train").to_numpy()
+    learned = in_part(adata, "train")
     new = ~np.isin(environments, environments[learned])
     scores: dict[str, float] = {}
     for name, z in _embeddings(adata, model, dataset, environments, new):
@@ -418,7 +419,7 @@ def transfer_scores(adata: AnnData, embedding: np.ndarray, dataset: Dataset, new
     environments from those of old ones, 0.5 by chance.
     """
     y = label_values(adata.obs, dataset.y_key).astype(str).to_numpy()
-    learned = (adata.obs["split"] == "train").to_numpy()
+    learned = in_part(adata, "train")
     read = label_probe(embedding[learned | new], y[learned | new], train=learned[learned | new])
     compared = correction_arguments(adata, **dataset.label_keys).get("controls", np.ones(len(y), dtype=bool))
     rng = np.random.default_rng(0)
@@ -491,7 +492,7 @@ def _embeddings(
     z[new] = model.get_latent_representation(cells)
     yield "as training cells", z
     known = correction_arguments(adata, **dataset.label_keys) | {"environments": environments}
-    fit = (adata.obs["split"] == "train").to_numpy() | (new & ~_scored_controls(adata, dataset))
+    fit = in_part(adata, "train") | (new & ~_scored_controls(adata, dataset))
     for name, how in _CORRECTED.items():
         if set(CORRECTIONS[name].needs) <= set(known) and (name != "Harmony" or find_spec("harmonypy")):
             yield f"z {name}", correct(z, name, **known, fit=fit, **how)

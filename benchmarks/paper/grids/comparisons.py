@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -15,12 +15,14 @@ from paper.grids.shared import (
     OURS,
     SCREENS,
     SIZES,
+    TODAYS_INPUTS,
     UNEQUAL_WELLS,
     Budget,
     Experiment,
+    System,
     new_cells_settings,
-    new_cells_trial,
     seeds_of,
+    trials_of,
 )
 from paper.reports import (
     ACCURACIES,
@@ -40,13 +42,8 @@ from scbd import datasets
 from scbd._shared.files import save_figure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
-
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-    from paper.grids.shared import Budget
 
 
 # at the strength of HARD_SCREEN, small encoders find next to nothing: few systems could be told apart
@@ -92,8 +89,11 @@ _PROBES = {
     "e_probe_quadratic_f1": "quadratic probe",
     "e_probe_neighbours_f1": "neighbours",
 }
-# today's defaults, which trials that do not name this do not have
-_INPUTS: dict[str, Any] = {"standardize_by": "auto"}
+_PROTOCOL, _SCREEN = "new cells and perturbations", "simulated_screen_fold"
+_NEW_PLATES = "map of new plates"
+# the best that there can be, and pixels as they are
+_TRUTH: System = ("obsm", {"obsm_key": "X_oracle"}, {})
+_PIXELS: System = ("pixel PCA", {"n_components": 64}, {})
 # z_c that shows less of the well than by default
 _STRICT = 0.05
 
@@ -110,11 +110,11 @@ def screen_of(budget: Budget) -> dict[str, Any]:
 
 def screen_rivals(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """New cells and unseen genes of a hard screen: every system, as it is and standardised, and every correction."""
-    systems = [("obsm", {"obsm_key": "X_oracle"}, {}), *_rivals(budget)]
-    return _trials(systems, screen_of(budget), range(seeds_of(n_seeds, budget, 3, 3)))
+    systems = [_TRUTH, *_rivals(budget)]
+    return trials_of(_PROTOCOL, _SCREEN, systems, screen_of(budget), seeds_of(n_seeds, budget, 3, 3))
 
 
-def _rivals(budget: Budget) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+def _rivals(budget: Budget) -> list[System]:
     """Pixels, as they are and with each correction, and all that is trained."""
     # decoders are slow: twice the time of a contrastive run at a fifth of its images, at the small budget
     steps, size = {"smoke": (20, 64), "small": (400, 256), "paper": (SIZES["paper"][1]["max_steps"], 1024)}[budget]
@@ -122,17 +122,17 @@ def _rivals(budget: Budget) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
     drawn = bound | _as_scbd(size)
     warm_up = {"kl_warmup_steps": steps // 2}
     return [
-        ("pixel PCA", {"n_components": 64}, {}),
+        _PIXELS,
         *((name, model, {}) for name, model in corrected_pixels(_CORRECTIONS)),
         *_trained(budget, ("ERM", "CORAL", "DANN"), (0.0, "auto", _STRICT), _as_scbd),
-        ("random encoder", _INPUTS | {"encoder": SIZES[budget][0]["encoder"], "alpha": 0.0}, UNTRAINED),
-        ("VAE", _INPUTS | {"n_latent": 64}, drawn),
-        ("iVAE", _INPUTS | {"n_latent": 64}, drawn),
-        ("mcVAE", _INPUTS | {"n_latent": 64} | warm_up, bound),
+        ("random encoder", TODAYS_INPUTS | {"encoder": SIZES[budget][0]["encoder"], "alpha": 0.0}, UNTRAINED),
+        ("VAE", TODAYS_INPUTS | {"n_latent": 64}, drawn),
+        ("iVAE", TODAYS_INPUTS | {"n_latent": 64}, drawn),
+        ("mcVAE", TODAYS_INPUTS | {"n_latent": 64} | warm_up, bound),
     ]
 
 
-def _rivals_on_plates(budget: Budget) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+def _rivals_on_plates(budget: Budget) -> list[System]:
     """The same; the protocol itself standardises each of them on controls, too."""
     return [system for system in _rivals(budget) if system[0] != "pixel PCA, standardised on controls"]
 
@@ -140,12 +140,9 @@ def _rivals_on_plates(budget: Budget) -> list[tuple[str, dict[str, Any], dict[st
 def screen_plates(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Two new plates of eight of a hard screen: every system by the protocol of Set-DINO (Yao et al., 2024)."""
     plates = {"n_wells": 48, "n_plate_maps": 1, "n_left_out": 2}
-    systems = [("obsm", {"obsm_key": "X_oracle"}, {}), *_rivals_on_plates(budget)]
-    return [
-        Trial("map of new plates", "simulated_screen_plates", system, seed, screen_of(budget) | plates, model, how)
-        for seed in range(seeds_of(n_seeds, budget, 3, 3))
-        for system, model, how in systems
-    ]
+    systems = [_TRUTH, *_rivals_on_plates(budget)]
+    screen, n = screen_of(budget) | plates, seeds_of(n_seeds, budget, 3, 3)
+    return trials_of(_NEW_PLATES, "simulated_screen_plates", systems, screen, n)
 
 
 def funk22_plates(budget: Budget, n_seeds: int | None) -> list[Trial]:
@@ -153,11 +150,7 @@ def funk22_plates(budget: Budget, n_seeds: int | None) -> list[Trial]:
     cells: dict[str, Any] = {} if budget == "paper" else {"n_cells": {"smoke": 5_000, "small": 200_000}[budget]}
     size = {} if budget == "smoke" else {"image_size": 64}
     systems = [(name, model | (size if name in SYSTEMS else {}), how) for name, model, how in _rivals_on_plates(budget)]
-    return [
-        Trial("map of new plates", "funk22_plates", system, seed, cells, model, how)
-        for seed in range(seeds_of(n_seeds, budget, 3, 3))
-        for system, model, how in systems
-    ]
+    return trials_of(_NEW_PLATES, "funk22_plates", systems, cells, seeds_of(n_seeds, budget, 3, 3))
 
 
 # what Yao et al. (2024) publish of plates LaC024B and LaC024C of Funk et al., in %
@@ -178,13 +171,12 @@ PLATE_SCORES = {
 
 def plates_report(frame: pd.DataFrame, out: Path) -> str:
     """A line a system, as it is and standardised on controls; of the real screen, what was published beside."""
-    frame = frame.assign(name=names_of(frame))
-    frame["name"] = frame["name"].replace("obsm", "truth")
+    frame = frame.assign(name=names_of(frame).replace("obsm", "truth"))
     lines = by_variant(frame, PLATE_SCORES | HEALTH)
     drawn = lines[~lines["name"].str.startswith("pixel PCA, ")].assign(setting=lines["name"])
     ax = plots.trade_off(drawn, "well, 20 neighbours", "recall at 5", traced=["SCBD"])
     ax.set(xlabel="accuracy of the well (lower is better)", ylabel="recall of complexes, outer 5 %")
-    save_figure(cast("Figure", ax.figure), out / "plates.png")
+    plots.save_axes(ax, out / "plates.png")
     if (frame["dataset"] == "funk22_plates").any():
         published = pd.DataFrame(_SET_DINO, index=list(PLATE_SCORES)).astype(float).T.div(100)
         lines = pd.concat([lines, published.rename_axis("name").reset_index()])
@@ -196,9 +188,9 @@ def _trained(
     rivals: Sequence[str],
     alphas: Sequence[float | str],
     batches: Callable[[int], dict[str, Any]] = lambda _: {},
-) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+) -> list[System]:
     """Classifiers and SCBD as they come; of blocks z_c alone; ``batches`` those of ERM, by their size."""
-    inputs = _INPUTS | {"encoder": SIZES[budget][0]["encoder"]}
+    inputs = TODAYS_INPUTS | {"encoder": SIZES[budget][0]["encoder"]}
     length: dict[str, Any] = {"max_steps": 20, "batch_size": 64} if budget == "smoke" else {}
     drawn = length | batches(length.get("batch_size", 512))
     rows: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {"ERM": ({}, drawn)} | dict.fromkeys(
@@ -215,51 +207,38 @@ def corrected_pixels(corrections: Iterable[str]) -> list[tuple[str, dict[str, An
 
 def screen_wells(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """The same screen with 384 wells on 16 plates, a twelfth of the cells in each."""
-    systems: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-        ("obsm", {"obsm_key": "X_oracle"}, {}),
-        ("pixel PCA", {"n_components": 64}, {}),
+    systems: list[System] = [
+        _TRUTH,
+        _PIXELS,
         ("pixel PCA, TVN", {"n_components": 64, "e_key": "plate"}, {}),  # most wells have no two controls
         *_trained(budget, ("ERM",), (0.0, "auto"), _as_scbd),
     ]
     wells = {"n_wells": 384, "plate_wells": 24}
-    return _trials(systems, screen_of(budget) | wells, range(seeds_of(n_seeds, budget, 3, 3)))
+    return trials_of(_PROTOCOL, _SCREEN, systems, screen_of(budget) | wells, seeds_of(n_seeds, budget, 3, 3))
 
 
 def screen_drawn(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """A small screen by other code than scbd's: forty genes, six wells, new cells."""
-    systems: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-        ("obsm", {"obsm_key": "X_oracle"}, {}),
-        ("pixel PCA", {"n_components": 64}, {}),
+    systems: list[System] = [
+        _TRUTH,
+        _PIXELS,
         *((name, model, {}) for name, model in corrected_pixels(("standardised on controls", "TVN", "TVN, WCCN"))),
         *_trained(budget, ("ERM",), (0.0, "auto")),
     ]
     cells: dict[str, Any] = {"n_cells": 1_000 if budget == "smoke" else 3_000}
-    return _trials(systems, cells, range(seeds_of(n_seeds, budget, 3, 3)), "drawn_screen_fold")
+    return trials_of(_PROTOCOL, "drawn_screen_fold", systems, cells, seeds_of(n_seeds, budget, 3, 3))
 
 
 def screen_titration(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """The hard screen with few cells a gene, and with many."""
-    systems: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-        ("obsm", {"obsm_key": "X_oracle"}, {}),
+    systems: list[System] = [
+        _TRUTH,
         *((name, model, {}) for name, model in corrected_pixels(("standardised on controls", "TVN, WCCN"))),
         *_trained(budget, ("ERM",), ("auto",), _as_scbd),
     ]
     sizes = (2_000, 4_000) if budget == "smoke" else (5_000, 10_000, 20_000, 40_000, 80_000, 160_000)
-    screen, seeds = screen_of(budget), range(seeds_of(n_seeds, budget, 2, 3))
-    return [trial for n in sizes for trial in _trials(systems, screen | {"n_cells": n}, seeds)]
-
-
-def _trials(
-    systems: Iterable[tuple[str, dict[str, Any], dict[str, Any]]],
-    screen: dict[str, Any],
-    seeds: Iterable[int],
-    dataset: str = "simulated_screen_fold",
-) -> list[Trial]:
-    return [
-        Trial("new cells and perturbations", dataset, system, seed, screen, model, how)
-        for seed in seeds
-        for system, model, how in systems
-    ]
+    screens, seeds = [screen_of(budget) | {"n_cells": n} for n in sizes], seeds_of(n_seeds, budget, 2, 3)
+    return [trial for screen in screens for trial in trials_of(_PROTOCOL, _SCREEN, systems, screen, seeds)]
 
 
 def rivals_report(frame: pd.DataFrame, out: Path) -> str:
@@ -269,8 +248,7 @@ def rivals_report(frame: pd.DataFrame, out: Path) -> str:
     """
     import matplotlib.pyplot as plt
 
-    frame = frame.assign(name=names_of(frame))
-    frame["name"] = frame["name"].replace("obsm", "truth")
+    frame = frame.assign(name=names_of(frame).replace("obsm", "truth"))
     lines = by_variant(frame, RIVAL_SCORES | HEALTH)
     drawn = lines[lines["variant"] != CHANCE]
     drawn = drawn.assign(system=frame.set_index("key")["name"].reindex(drawn["key"]).to_numpy(), setting=drawn["name"])
@@ -290,21 +268,28 @@ def rivals_report(frame: pd.DataFrame, out: Path) -> str:
 
 def titration_report(frame: pd.DataFrame, out: Path) -> str:
     """A line a system and number of cells that a gene has in all; two scores against that number."""
-    import matplotlib.pyplot as plt
-
     n_genes = RIVAL_SCREEN["n_complexes"] * RIVAL_SCREEN["genes_per_complex"]
     frame = frame.assign(name=names_of(frame).replace("obsm", "truth"))
     frame["cells a gene"] = (frame["n_cells"] / n_genes).round().astype(int)
     lines = by_variant(frame, RIVAL_SCORES)
     lines = lines[lines["variant"] != CHANCE].sort_values(["name", "cells a gene"], kind="stable")
     drawn = lines[(lines["variant"] == "") | (lines["system"] == "ERM")]
-    figure = plt.figure(figsize=(11, 4), layout="constrained")
     scores = {"relationship_average_precision": "average precision of complexes", "y_probe_auroc": "AUROC of the gene"}
-    for ax, (score, label) in zip(figure.subplots(1, len(scores)), scores.items(), strict=True):
-        plots.by_group(drawn, "cells a gene", score, "name", ax=ax)
-        ax.set(ylabel=label)
-    save_figure(figure, out / "cells.png")
+    _draw_panels(drawn, "cells a gene", scores, out / "cells.png", size=(11, 4))
     return table(lines, ["name", "cells a gene"], RIVAL_SCORES)
+
+
+def _draw_panels(
+    frame: pd.DataFrame, setting: str, scores: Mapping[str, str], path: Path, *, size: tuple[float, float], **axes: Any
+) -> None:
+    """A panel a score, with its label: a line a name, against a setting; ``axes`` are properties of all of them."""
+    import matplotlib.pyplot as plt
+
+    figure = plt.figure(figsize=size, layout="constrained")
+    for ax, (score, label) in zip(figure.subplots(1, len(scores), squeeze=False).flat, scores.items(), strict=True):
+        plots.by_group(frame, setting, score, "name", ax=ax)
+        ax.set(ylabel=label, **axes)
+    save_figure(figure, path)
 
 
 # ComBat and Harmony see the cells that are scored, too
@@ -320,7 +305,7 @@ def screen_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
     pixels = {"n_components": 64}
     wells = pixels | {"y_key": "gene", "e_key": "well", "control": "nontargeting"}
     block = published | {"style_target": None}
-    systems: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    systems: list[System] = [
         ("pixel PCA", pixels, NEW_CELLS),
         ("pixel PCA, centred", wells, NEW_CELLS),
         ("pixel PCA, TVN", wells, NEW_CELLS),
@@ -333,11 +318,8 @@ def screen_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
         *(("SCBD", block | {"alpha": alpha}, contrastive) for alpha in (0.0, 1.0, 8.0)),
         *(("SCBD", block | OURS | {"alpha": alpha}, contrastive) for alpha in (0.0, 0.003, 0.01, 0.03, "auto")),
     ]
-    return [
-        new_cells_trial(seed, SCREENS[budget] | UNEQUAL_WELLS, model, how, system)
-        for seed in range(seeds_of(n_seeds, budget, 3, 3))
-        for system, model, how in systems
-    ]
+    screen, n = SCREENS[budget] | UNEQUAL_WELLS, seeds_of(n_seeds, budget, 3, 3)
+    return trials_of("batch correction of new cells", "simulated_screen", systems, screen, n)
 
 
 def screen_systems_report(frame: pd.DataFrame, out: Path) -> str:
@@ -349,7 +331,7 @@ def screen_systems_report(frame: pd.DataFrame, out: Path) -> str:
     x, y = "e_probe_f1", "relationship_average_precision"
     ax = plots.trade_off(named, x, y, setting="setting", traced=traced)
     ax.set(xlabel="F1 of the well (lower is better)", ylabel="average precision of complexes")
-    save_figure(cast("Figure", ax.figure), out / "trade_off.png")
+    plots.save_axes(ax, out / "trade_off.png")
     return correction_report(frame, out)
 
 
@@ -388,19 +370,13 @@ def _at_lengths(trials: Sequence[Trial], times: Sequence[float]) -> list[Trial]:
 
 def lengths_report(frame: pd.DataFrame, out: Path) -> str:
     """Scores at each length: a table, and a figure of a panel a score; digits at the setting best in distribution."""
-    import matplotlib.pyplot as plt
-
     frame = frame.assign(name=names_of(frame))
     if "r_c in" in frame:
         frame = chosen(frame, ["name", "steps"])
     frame = by_variant(frame, ACCURACIES | CORRECTION)
     frame = frame.sort_values(["name", "steps"], kind="stable")
     drawn = {score: label for score, label in _DRAWN.items() if score in frame}
-    figure = plt.figure(figsize=(4 * len(drawn), 3.2), layout="constrained")
-    for ax, (score, label) in zip(figure.subplots(1, len(drawn), squeeze=False).flat, drawn.items(), strict=True):
-        plots.by_group(frame, "steps", score, "name", ax=ax)
-        ax.set(ylabel=label, ylim=(-0.02, 1.02))
-    save_figure(figure, out / "lengths.png")
+    _draw_panels(frame, "steps", drawn, out / "lengths.png", size=(4 * len(drawn), 3.2), ylim=(-0.02, 1.02))
     return table(frame, ["name", "steps"], ACCURACIES | CORRECTION)
 
 

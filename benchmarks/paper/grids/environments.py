@@ -9,10 +9,11 @@ import pandas as pd
 
 from paper.grids.comparisons import RIVAL_SCORES, screen_of
 from paper.grids.generalization import cmnist_alphas
-from paper.grids.profiles import PROFILE_SCORES
+from paper.grids.profiles import FOLDS, PROFILE_SCORES
 from paper.grids.shared import (
     OURS,
     SIZES,
+    TODAYS_INPUTS,
     Budget,
     Experiment,
     seeds_of,
@@ -31,21 +32,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    import pandas as pd
-
-    from paper.grids.shared import Budget
-
-
 _AGREEMENT = {"agreement": Column("agreement")}
-_FOLDS = {"smoke": 1, "small": 5, "paper": 5}
 _DIGITS = {name: ACCURACIES[name] for name in ("r_c in", "r_c out", "z_c in", "z_c out", "e from r_c", "e from z_c")}
-_HIDDEN_WELLS = {
-    name: PROFILE_SCORES[name]
-    for name in (
-        *("replicates seen", "floor-corrected", "across positions", "mechanism"),
-        *("e, linear", "e, neighbours", "e, linear, new", "e, neighbours, new"),
-    )
-}
+_WELLS_SCORES = (
+    *("replicates seen", "replicates unseen", "floor-corrected", "across positions", "mechanism"),
+    *("e, linear", "e, neighbours", "e, linear, new", "e, neighbours, new"),
+)
+_NEW_WELLS = {name: PROFILE_SCORES[name] for name in _WELLS_SCORES}
+_HIDDEN_WELLS = {name: column for name, column in _NEW_WELLS.items() if name != "replicates unseen"}
 _PLATES = 5  # of CPJUMP1, two of which are left out in each fold
 
 
@@ -75,7 +69,7 @@ def hidden_cpjump1(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Wells of CPJUMP1 as features: plates known, inferred, and none."""
     trials = [
         Trial("unseen perturbations", "cpjump1", "SCBD", seed, {"fold": fold}, {"alpha": alpha}, {})
-        for fold in range(_FOLDS[budget])
+        for fold in range(FOLDS[budget])
         for seed in range(seeds_of(n_seeds, budget, 1, 3))
         for alpha in (0.0, "auto")
     ]
@@ -136,20 +130,11 @@ _TRAINING: dict[str, dict[str, Any]] = {
     "small": {"max_steps": 300, "batch_size": 256, "lr": 1e-3},
     "paper": {"max_steps": 10_000, "batch_size": 2048, "lr": 1e-4},
 }
-# today's defaults, which trials that do not name this do not have
-_INPUTS: dict[str, Any] = {"standardize_by": "auto"}
 _ENCODERS: tuple[dict[str, Any], ...] = ({"encoder": "linear"}, {"encoder": "mlp"})
 _TRANSFER = {
     "y AUROC": Column("gene AUROC", digits=3),
     "y F1": Column("gene F1", digits=3),
     "new or old": Column("new or old plate, accuracy", digits=3),
-}
-_NEW_WELLS = {
-    name: PROFILE_SCORES[name]
-    for name in (
-        *("replicates seen", "replicates unseen", "floor-corrected", "across positions", "mechanism"),
-        *("e, linear", "e, neighbours", "e, linear, new", "e, neighbours, new"),
-    )
 }
 
 
@@ -157,8 +142,11 @@ def new_plates(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Images of a hard screen, a plate left out: SCBD, without invariance, with inputs as they are, and ERM."""
     contrastive = {"encoder": "small", "n_latent": 64} | OURS
     systems: list[tuple[str, dict[str, Any]]] = [
-        *(("SCBD", contrastive | own) for own in (_INPUTS, _INPUTS | {"alpha": 0.0}, {"standardize_by": None})),
-        ("ERM", _INPUTS | {"encoder": "small"}),
+        *(
+            ("SCBD", contrastive | own)
+            for own in (TODAYS_INPUTS, TODAYS_INPUTS | {"alpha": 0.0}, {"standardize_by": None})
+        ),
+        ("ERM", TODAYS_INPUTS | {"encoder": "small"}),
     ]
     return [
         Trial(
@@ -170,7 +158,7 @@ def new_plates(budget: Budget, n_seeds: int | None) -> list[Trial]:
             model,
             _TRAINING[budget] | {"weight_decay": 0.01},
         )
-        for fold in range(_FOLDS[budget])
+        for fold in range(FOLDS[budget])
         for seed in range(seeds_of(n_seeds, budget, 1, 3))
         for system, model in systems
     ]
@@ -179,8 +167,8 @@ def new_plates(budget: Budget, n_seeds: int | None) -> list[Trial]:
 def new_plates_cpjump1(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Wells of CPJUMP1 as features, two plates left out: the linear map, and hidden layers."""
     return [
-        Trial("new environments", "cpjump1", "SCBD", seed, {"fold": fold}, _INPUTS | model, {})
-        for fold in range(_FOLDS[budget])
+        Trial("new environments", "cpjump1", "SCBD", seed, {"fold": fold}, TODAYS_INPUTS | model, {})
+        for fold in range(FOLDS[budget])
         for seed in range(seeds_of(n_seeds, budget, 1, 3))
         for model in _ENCODERS
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
@@ -52,12 +52,6 @@ from scbd._shared.files import save_figure
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
-
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from paper.grids.shared import Budget
 
 
 def cmnist_variance(budget: Budget, n_seeds: int | None) -> list[Trial]:
@@ -364,20 +358,16 @@ def _of_environment(frame: pd.DataFrame, out: Path, environment: str) -> str:
         shown = {"r_c in": "in distribution", "r_c out": "out of distribution", "z_c out": "out, z_c itself"}
         ax = plots.sweep(scbd, "alpha", shown, control=control[list(shown)].mean() if len(control) else None)
         ax.set(ylabel="accuracy", title=environment)
-        save_figure(_figure(ax), out / f"alpha{suffix}.png")
+        plots.save_axes(ax, out / f"alpha{suffix}.png")
     text += cost_of_choosing(scbd, "z_c in", "z_c out", "accuracy of $z_c$ out of distribution")
     if len(erm) > 2:
-        save_figure(_figure(plots.in_against_out(erm)), out / f"erm{suffix}.png")
+        plots.save_axes(plots.in_against_out(erm), out / f"erm{suffix}.png")
         found = in_out_correlation(erm)
         text += (
             f"\n\nERM, {found['n']:.0f} runs: in- and out-of-distribution accuracy correlate with "
             f"{found['pearson']:.2f} (ranks {found['spearman']:.2f}; better half {found['strong']:.2f})."
         )
     return text
-
-
-def _figure(ax: Axes) -> Figure:
-    return cast("Figure", ax.figure)
 
 
 def cmnist_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
@@ -423,7 +413,7 @@ def _systems_of(frame: pd.DataFrame, out: Path, environment: str) -> str:
     drawn = named[named["system"] != "random encoder"]
     ax = plots.trade_off(drawn, "r_c in", "r_c out", setting="setting", traced=["SCBD"])
     ax.set(xlabel="accuracy in distribution", ylabel="accuracy out of distribution", title=environment)
-    save_figure(cast("Figure", ax.figure), out / f"trade_off{'_' * bool(environment)}{environment}.png")
+    plots.save_axes(ax, out / f"trade_off{'_' * bool(environment)}{environment}.png")
     published = published_of(str(frame["dataset"].iloc[0]), environment)
     return table(chosen(named, ["name"]), ["name"], ACCURACIES, published=published)
 

@@ -37,11 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    import pandas as pd
-
-    from paper.grids.shared import Budget
-
-
 _STEPS = {"smoke": 10, "small": 300, "paper": 5000}
 _FORMS = ("listing", "variance")
 # what varies beside the form and alpha, and its columns in rows

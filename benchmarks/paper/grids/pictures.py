@@ -40,11 +40,7 @@ from scbd.pl._images import draw_image
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pandas as pd
     from matplotlib.figure import Figure
-
-    from paper.grids.shared import Budget
-
 
 _EXCHANGED = {
     "digit kept": percent("digit kept"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from paper.grids.shared import (
+    TODAYS_INPUTS,
     Budget,
     Experiment,
     seeds_of,
@@ -22,12 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    import pandas as pd
-
-    from paper.grids.shared import Budget
-
-
-_FOLDS = {"smoke": 1, "small": 5, "paper": 5}
+FOLDS = {"smoke": 1, "small": 5, "paper": 5}
 _INNER = {"smoke": 1, "small": 2, "paper": 3}
 
 # corrections as they are published, or as they did best on training plates in a pilot; cpjump1-settings looks again
@@ -92,10 +88,10 @@ def cpjump1(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Wells of CPJUMP1 as features: SCBD and corrections on compounds and plates that were held out."""
     seeds = range(seeds_of(n_seeds, budget, 3, 3))
     trials = []
-    for fold in range(_FOLDS[budget]):
+    for fold in range(FOLDS[budget]):
         trials += [_wells(system, 0, fold, model, {}) for system, model in _RIVALS]
         trained = ("SCBD", *_CLASSIFIERS)
-        trials += [_wells(name, seed, fold, {"standardize_by": "auto"}, {}) for name in trained for seed in seeds]
+        trials += [_wells(name, seed, fold, TODAYS_INPUTS, {}) for name in trained for seed in seeds]
     return trials
 
 
@@ -104,7 +100,7 @@ def cpjump1_ablations(budget: Budget, n_seeds: int | None) -> list[Trial]:
     seeds = range(seeds_of(n_seeds, budget, 1, 3))
     return [
         _wells("SCBD", seed, fold, model, training)
-        for fold in range(_FOLDS[budget])
+        for fold in range(FOLDS[budget])
         for model, training in _WITHOUT
         for seed in seeds
     ]
@@ -124,7 +120,7 @@ def cpjump1_settings(budget: Budget, n_seeds: int | None) -> list[Trial]:
             grid += [("SCBD", {"alpha": alpha}, {"max_steps": steps, "lr": lr}) for alpha in ("auto", 0.1)]
     return [
         _wells(system, 0, fold, model, training, inner=inner)
-        for fold in range(min(3, _FOLDS[budget]))
+        for fold in range(min(3, FOLDS[budget]))
         for inner in range(_INNER[budget])
         for system, model, training in grid
     ]
@@ -149,7 +145,7 @@ def breinig2015(budget: Budget, n_seeds: int | None) -> list[Trial]:
         ("DANN", {}),
     ]
     trials = []
-    for fold in range(_FOLDS[budget]):
+    for fold in range(FOLDS[budget]):
         trials += [_cells(system, 0, fold, model) for system, model in rivals]
         trials += [_cells(system, seed, fold, model) for system, model in learned for seed in seeds]
     return trials

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from paper import plots
 from paper.grids.shared import (
     OUR_ALPHA,
     OUR_ALPHAS,
@@ -17,9 +18,11 @@ from paper.grids.shared import (
     UNEQUAL_WELLS,
     Budget,
     Experiment,
+    System,
     new_cells_settings,
     new_cells_trial,
     seeds_of,
+    trials_of,
 )
 from paper.reports import (
     CORRECTION,
@@ -42,11 +45,6 @@ from scbd._shared.files import save_figure
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-    from paper.grids.shared import Budget
 
 
 # all cells are read where they lie, from a screen that knows their guides
@@ -111,25 +109,21 @@ def funk22_systems(budget: Budget, n_seeds: int | None) -> list[Trial]:
     latent = {"n_latent": 64, "image_size": 64, "kl_warmup_steps": 4500 if budget == "paper" else steps // 2}
     # a batch is of pairs; the decoder is told the well
     pairs = {"n_environment_latent": 32}
-    return [
-        Trial("batch correction", "funk22", system, seed, data, model, how)
-        for seed in range(seeds_of(n_seeds, budget, 3, 3))
-        for system, model, how in (
-            ("CellProfiler", _CELLPROFILER, {}),
-            ("VAE", latent, training),
-            ("iVAE", latent, training),
-            ("mcVAE", latent | pairs, training | {"batch_size": 2 * size}),
-        )
-    ] + funk22(budget, n_seeds)
+    systems: list[System] = [
+        ("CellProfiler", _CELLPROFILER, {}),
+        ("VAE", latent, training),
+        ("iVAE", latent, training),
+        ("mcVAE", latent | pairs, training | {"batch_size": 2 * size}),
+    ]
+    n = seeds_of(n_seeds, budget, 3, 3)
+    return trials_of("batch correction", "funk22", systems, data, n) + funk22(budget, n_seeds)
 
 
 def funk22_cellprofiler(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """The screen of Funk et al., measured by CellProfiler: a table of features a cell (paper, figure 4)."""
     data = {key: value for key, value in _FUNK22[budget].items() if key != "guides"}
-    return [
-        Trial("batch correction", "funk22_cellprofiler", "CellProfiler", seed, data, _CELLPROFILER)
-        for seed in range(seeds_of(n_seeds, budget, 3, 3))
-    ]
+    systems: list[System] = [("CellProfiler", _CELLPROFILER, {})]
+    return trials_of("batch correction", "funk22_cellprofiler", systems, data, seeds_of(n_seeds, budget, 3, 3))
 
 
 def _split(budget: Budget) -> dict[str, Any]:
@@ -146,16 +140,12 @@ def _correction(
     training = training | TRAINING
     if budget == "paper" and dataset == "funk22":
         training |= {"max_steps": 150_000, "perturbations_per_batch": 256} | _split(budget)
-    systems: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    systems: list[System] = [
         ("pixel PCA", {"n_components": 64}, {}),
         ("random encoder", model | {"alpha": 0.0}, training | UNTRAINED),
         *(("SCBD", model | {"alpha": float(alpha)}, training) for alpha in alphas),
     ]
-    return [
-        Trial("batch correction", dataset, system, seed, data, how, trained)
-        for seed in range(n_seeds)
-        for system, how, trained in systems
-    ]
+    return trials_of("batch correction", dataset, systems, data, n_seeds)
 
 
 def correction_report(frame: pd.DataFrame, out: Path) -> str:
@@ -174,7 +164,7 @@ def correction_report(frame: pd.DataFrame, out: Path) -> str:
     if curves := curves_of(named):
         ax = pl.relationship_curve(curves)
         ax.set(title="known relations, both tails of 80 to 100 percent")
-        save_figure(cast("Figure", ax.figure), out / "precision_recall.png")
+        plots.save_axes(ax, out / "precision_recall.png")
     return table(named, ["name"], CORRECTION | HEALTH)
 
 

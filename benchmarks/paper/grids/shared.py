@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 
 from paper.trials import Trial
 
 Budget = Literal["smoke", "small", "paper"]
+# a system, arguments of its model, and arguments of its training
+System: TypeAlias = tuple[str, dict[str, Any], dict[str, Any]]
 
 # the objective as published; the model's defaults are our own
 PUBLISHED: dict[str, Any] = {"invariance": "listing", "smoothing": 0.0}
 # those defaults spelled out, so that rows say what they are; z_s is left out, which leaves z_c as it is
 OURS: dict[str, Any] = {"invariance": "variance", "smoothing": 2 / 3, "style_target": None}
+# today's defaults, which trials that do not name this do not have
+TODAYS_INPUTS: dict[str, Any] = {"standardize_by": "auto"}
 PUBLISHED_ALPHAS = (0, 64, 128, 192)
 OUR_ALPHA = 0.01
 OUR_ALPHAS = (0.0, 0.003, 0.01, 0.03, 0.1, "auto")
@@ -49,6 +53,18 @@ _GENERALIZATION: dict[str, Any] = {"n_latent": 128, "style_target": "ye", "stand
 def seeds_of(asked: int | None, budget: Budget, small: int, paper: int) -> int:
     """How many: those asked for, or the budget's."""
     return asked if asked is not None else {"smoke": 1, "small": small, "paper": paper}[budget]
+
+
+def trials_of(
+    protocol: str, dataset: str, systems: Iterable[System], data: dict[str, Any], n_seeds: int
+) -> list[Trial]:
+    """Each system with each seed, seed by seed."""
+    systems = list(systems)
+    return [
+        Trial(protocol, dataset, system, seed, data, model, training)
+        for seed in range(n_seeds)
+        for system, model, training in systems
+    ]
 
 
 def generalization_settings(budget: Budget) -> tuple[dict[str, Any], dict[str, Any]]:

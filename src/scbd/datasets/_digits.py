@@ -12,7 +12,7 @@ import os
 import struct
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Protocol = Literal["balanced", "authors"]
 
+# fraction of the official training digits that is used for training; the rest is used for validation
+_TRAIN_FRACTION = 0.8
 # side of the digit images in pixels
 _SIZE = 32
 # colours in which plots show the red and the green training environment
@@ -82,7 +84,7 @@ def colored_digits(*, seed: int = 0) -> AnnData:
     split = np.empty(len(digits), dtype=object)
     for name, part in zip(("train", "validation", "test"), np.split(order, [1100, 1397]), strict=True):
         split[part] = name
-    return _build_digits(grey, digits, split, _draw_environments(split, seed), seed=seed)
+    return _build_digits(grey, digits, split, _draw_environments(len(digits), seed))
 
 
 def colored_mnist(
@@ -166,56 +168,47 @@ def colored_mnist(
         raise ValueError(msg)
     check_choice("protocol", protocol, Protocol)
     if protocol == "authors":
-        others = {"n_train": n_train, "n_test": n_test, "n_environments": n_environments, "imbalance": imbalance}
-        _check_default_arguments(others | {"n_digits": n_digits})
-        return _authors_mnist(_mnist_folder(path), colored=colored)
-    folder = _mnist_folder(path)
-    rng = np.random.default_rng(seed)
-    grey, digits, split = [], [], []
-    for part, wanted in (("train", n_train), ("t10k", n_test)):
-        images, labels = _read_mnist_part(folder, part)
-        if wanted is not None and not 0 < wanted <= len(labels):
-            msg = f"There are {len(labels):,} {part} digits, but {wanted:,} were requested."
+        given = {"n_train": n_train, "n_test": n_test, "n_environments": n_environments, "imbalance": imbalance}
+        given |= {"n_digits": n_digits}
+        usual = {"n_train": None, "n_test": None, "n_environments": 2, "imbalance": 0.0, "n_digits": 10}
+        if changed := [f"{name}={value!r}" for name, value in given.items() if value != usual[name]]:
+            msg = f"protocol='authors' is one fixed data set of all digits: drop {', '.join(changed)}."
             raise ValueError(msg)
-        keep = rng.permutation(len(labels))[:wanted]
-        keep = keep[labels[keep] < n_digits]
-        grey.append(_resize_nearest(images[keep]) / np.float32(255))
-        digits.append(labels[keep])
-        n_first = round(TRAIN_FRACTION * len(keep)) if part == "train" else 0
-        rest = "validation" if part == "train" else "test"
-        split.append(np.array(["train"] * n_first + [rest] * (len(keep) - n_first), dtype=object))
-    parts = np.concatenate(split)
-    codes = _draw_environments(parts, seed, n_environments, imbalance)
-    how: dict[str, Any] = {"n_environments": n_environments, "seed": seed, "colored": colored}
-    return _build_digits(np.concatenate(grey), np.concatenate(digits), parts, codes, **how)
-
-
-def _check_default_arguments(given: dict[str, Any]) -> None:
-    """Raise ``ValueError`` if an argument that ``protocol="authors"`` does not support differs from its default."""
-    usual = {"n_train": None, "n_test": None, "n_environments": 2, "imbalance": 0.0, "n_digits": 10}
-    if changed := [f"{name}={value!r}" for name, value in given.items() if value != usual[name]]:
-        msg = f"protocol='authors' is one fixed data set of all digits: drop {', '.join(changed)}."
-        raise ValueError(msg)
-
-
-def _authors_mnist(folder: Path, *, colored: bool) -> AnnData:
-    """Load Colored MNIST with the split and environments that Makino et al. (2025) drew, in the order of the files."""
-    (images, labels), (test_images, test_labels) = (_read_mnist_part(folder, part) for part in ("train", "t10k"))
-    codes, is_train = draw_authors_split(len(labels))
-    split = np.where(is_train, "train", "validation").astype(object)
-    return _build_digits(
-        _resize_nearest(np.concatenate([images, test_images])) / np.float32(255),
-        np.concatenate([labels, test_labels]),
-        np.concatenate([split, np.full(len(test_labels), "test", dtype=object)]),
-        np.concatenate([codes, np.full(len(test_labels), -1)]),
-        colored=colored,
-        rounded=False,
+    folder = _mnist_folder(path)
+    images, digits = (
+        [read_idx(folder / f"{part}-{content}-ubyte.gz") for part in ("train", "t10k")]
+        for content in ("images-idx3", "labels-idx1")
     )
 
+    # Choose digits of the official training and test digits, and draw split and environments. The authors' digits are
+    # in the order of the files.
+    if protocol == "authors":
+        rows = [np.arange(len(labels)) for labels in digits]
+        codes, is_train = draw_authors_split(len(rows[0]))
+        codes = np.append(codes, np.full(len(rows[1]), -1))
+    else:
+        rng, rows = np.random.default_rng(seed), []
+        for part, labels, n in zip(("train", "t10k"), digits, (n_train, n_test), strict=True):
+            if n is not None and not 0 < n <= len(labels):
+                msg = f"There are {len(labels):,} {part} digits, but {n:,} were requested."
+                raise ValueError(msg)
+            drawn = rng.permutation(len(labels))[:n]
+            rows.append(drawn[labels[drawn] < n_digits])
+        is_train = np.arange(len(rows[0])) < round(_TRAIN_FRACTION * len(rows[0]))
+        codes = _draw_environments(len(rows[0]) + len(rows[1]), seed, n_environments, imbalance)
 
-def _read_mnist_part(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Read the images and labels of the official training digits (``"train"``) or test digits (``"t10k"``) of MNIST."""
-    return read_idx(folder / f"{part}-images-idx3-ubyte.gz"), read_idx(folder / f"{part}-labels-idx1-ubyte.gz")
+    split = np.append(np.where(is_train, "train", "validation"), np.full(len(rows[1]), "test"))
+    grey = _resize_nearest(np.concatenate([part[chosen] for part, chosen in zip(images, rows, strict=True)]))
+    return _build_digits(
+        grey / np.float32(255),
+        np.concatenate([labels[chosen] for labels, chosen in zip(digits, rows, strict=True)]),
+        split,
+        codes,
+        n_environments=n_environments,
+        seed=seed,
+        colored=colored,
+        rounded=protocol != "authors",
+    )
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -240,13 +233,10 @@ def read_idx(path: Path) -> np.ndarray:
 
 def _mnist_folder(path: str | os.PathLike[str] | None) -> Path:
     if path is None:
-        files = [
-            download_cached(
-                _MNIST_URL + name, checksum=checksum, folder="mnist", licence="by no stated terms (LeCun et al.)"
-            )
-            for name, checksum in _MNIST.items()
-        ]
-        return files[0].parent
+        licence = "by no stated terms (LeCun et al.)"
+        for name, checksum in _MNIST.items():
+            file = download_cached(_MNIST_URL + name, checksum=checksum, folder="mnist", licence=licence)
+        return file.parent
     folder = local_path(path)
     missing = [name for name in _MNIST if not (folder / name).is_file()]
     if missing:
@@ -261,30 +251,18 @@ def _resize_nearest(images: np.ndarray) -> np.ndarray:
     return images[:, index][:, :, index]
 
 
-def _draw_environments(split: np.ndarray, seed: int, n: int = 2, imbalance: float = 0.0) -> np.ndarray:
-    """Draw the training environment of each digit, as an integer code; test digits have the code -1.
+def _draw_environments(n_digits: int, seed: int, n_environments: int = 2, imbalance: float = 0.0) -> np.ndarray:
+    """Draw the training environment of each digit, as an integer code.
 
-    Parameters
-    ----------
-    split
-        ``"train"``, ``"validation"`` or ``"test"`` for each digit, ``(N,)``.
-    seed
-        Seed of the environments.
-    n
-        Number of training environments.
-    imbalance
-        Coefficient of variation of the expected numbers of digits per environment. With 0, environments are equally
-        large.
+    ``imbalance`` is the coefficient of variation of the expected numbers of digits per environment. With 0,
+    environments are equally large.
     """
     # use a separate random generator, so that the environments do not depend on the random split
     rng = np.random.default_rng([seed, 1])
     if imbalance:
-        weight = rng.gamma(imbalance**-2, size=n)
-        codes = rng.choice(n, size=len(split), p=weight / weight.sum())
-    else:
-        codes = rng.permutation(np.resize(np.arange(n), len(split)))
-    codes[split == "test"] = -1
-    return codes
+        weight = rng.gamma(imbalance**-2, size=n_environments)
+        return rng.choice(n_environments, size=n_digits, p=weight / weight.sum())
+    return rng.permutation(np.resize(np.arange(n_environments), n_digits))
 
 
 def _build_digits(
@@ -300,11 +278,12 @@ def _build_digits(
 ) -> AnnData:
     """Build the AnnData of grey digits, which are painted in the colours of their environments if ``colored`` is true.
 
-    If ``colored`` is false, all digits are white.
+    Test digits are white, whatever their environment in ``codes``. If ``colored`` is false, all digits are white.
     """
     from anndata import AnnData
 
     names, hues, shades = environment_colours(n_environments, seed)
+    codes = np.where(split == "test", -1, codes)
     obs = pd.DataFrame(
         {
             "digit": pd.Categorical([str(d) for d in digits]),
@@ -387,10 +366,6 @@ def paint(
     return np.rint(255 * grey * color).astype(np.uint8) if rounded else grey * color
 
 
-# Fraction of the 60,000 official training digits that is used for training. The rest is used for validation.
-TRAIN_FRACTION = 0.8
-
-
 def draw_authors_split(n: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw the environments and the split of the official training digits exactly as Makino et al. (2025) did.
 
@@ -411,5 +386,5 @@ def draw_authors_split(n: int) -> tuple[np.ndarray, np.ndarray]:
 
     codes = torch.randint(0, 2, (n,), generator=torch.Generator().manual_seed(0)).numpy()
     is_train = np.zeros(n, dtype=bool)
-    is_train[np.random.RandomState(0).choice(n, round(TRAIN_FRACTION * n), replace=False)] = True
+    is_train[np.random.RandomState(0).choice(n, round(_TRAIN_FRACTION * n), replace=False)] = True
     return codes, is_train

@@ -146,7 +146,7 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
     genes = [name for name in header if _normalise_column_name(name) in _GENES]
     if genes and len(header) > 1:
         return _read_gene_table(path, mark, header, genes)
-    rows, names = [], []
+    sets: list[tuple[str, list[str]]] = []
     for number, line in enumerate(lines, start=1):
         name, tab, members = line.partition("\t")
         if path.suffix == ".gmt":
@@ -155,17 +155,18 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
         if not tab or not (found or path.suffix == ".gmt"):
             msg = f"{path}, line {number}: a set is a name, a tab and genes; got {line[:60]!r}."
             raise ValueError(msg)
-        names.append((name, " ".join(sorted(found)) or name))
-        rows += [(name, gene) for gene in found]
-    for place, what in enumerate(("name", "genes")):
-        words = pd.Series([pair[place] for pair in names])
-        if words.duplicated(keep=False).mean() > (0 if place == 0 else _MAX_DUPLICATE_FRACTION):
+        sets.append((name, found))
+    names = pd.Series([name for name, _ in sets])
+    contents = pd.Series([" ".join(sorted(members)) or name for name, members in sets])
+    for what, words, most in (("name", names, 0), ("genes", contents, _MAX_DUPLICATE_FRACTION)):
+        if words.duplicated(keep=False).mean() > most:
             several = words[words.duplicated()].iloc[0]
             msg = (
                 f"{path} is no list of sets: several lines have the {what} {several!r}. Give a line to each set, or a "
                 "table of genes and groups, whose first line calls the columns (gene, complex)."
             )
             raise ValueError(msg)
+    rows = [(name, gene) for name, members in sets for gene in members]
     return _finish_network(pd.DataFrame(rows, columns=["source", "target"]), "sets")
 
 

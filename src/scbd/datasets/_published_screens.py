@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,10 @@ _CHANNELS = ["dna_damage", "actin", "dna", "tubulin"]
 _MIN_CROP_BYTES = 4 * 96 * 96 * 2
 # number of single-cell images (crops) read from the database at once
 _CROPS_PER_READ = 1000
+_CPJUMP1_COLUMNS = (
+    "Metadata_Plate Metadata_Well Metadata_broad_sample Metadata_pert_iname Metadata_control_type Metadata_gene "
+    "Metadata_smiles Metadata_moa Metadata_hours"
+).split()
 _WITH_GUIDES = "write a screen with a table that has sgRNA (read_crops(path, table=…))"
 
 
@@ -117,7 +122,7 @@ def funk22(
         # selected, the number of their cells is known only after all keys have been read.
         if genes is None:
             n = transaction.stat()["entries"]
-            _check_memory(path, min(n, n if n_cells is None else n_cells), _MIN_CROP_BYTES)
+            _check_memory(path, min(n, n_cells or n), _MIN_CROP_BYTES)
         keys = _select_keys(path, transaction, n_cells, genes, seed)
     if not keys:
         msg = f"{path} has no cell."
@@ -146,22 +151,16 @@ def _select_keys(
     """
     from scbd.data._lmdb import parse_key
 
-    rng = np.random.default_rng(seed)
-    names = transaction.cursor().iternext(keys=True, values=False)
+    n, keys = transaction.stat()["entries"], transaction.cursor().iternext(keys=True, values=False)
     if genes is not None:
         wanted = {CONTROL, *genes}
-        found = [(gene, key) for key in map(bytes, names) if (gene := parse_key(key)[4]) in wanted]
+        found = [(gene, key) for key in map(bytes, keys) if (gene := parse_key(key)[4]) in wanted]
         _check_genes(path, genes, {gene for gene, _ in found})
-        keys = [key for _, key in found]
-        if n_cells is None or n_cells >= len(keys):
-            return keys
-        return [keys[i] for i in np.sort(rng.choice(len(keys), n_cells, replace=False))]
-    n = transaction.stat()["entries"]
-    chosen = np.ones(n, dtype=bool)
-    if n_cells is not None and n_cells < n:
-        chosen[:] = False
-        chosen[rng.choice(n, n_cells, replace=False)] = True
-    return [bytes(key) for key, taken in zip(names, chosen, strict=True) if taken]
+        n, keys = len(found), (key for _, key in found)
+    is_drawn = np.zeros(n, dtype=bool)
+    is_drawn[_draw_rows(n, n_cells, seed)] = True
+    # all keys of the database would take gigabytes of memory, so that only those of the drawn cells are kept
+    return [bytes(key) for key in compress(keys, is_drawn)]
 
 
 def _read_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, seed: int, *, guides: bool) -> AnnData:
@@ -179,13 +178,19 @@ def _read_screen(path: Path, n_cells: int | None, genes: Sequence[str] | None, s
     if genes is not None:
         _check_genes(path, genes, set(screen.obs["gene"]))
         rows = np.flatnonzero(screen.obs["gene"].isin({CONTROL, *genes}))
-    if n_cells is not None and n_cells < len(rows):
-        rows = np.sort(np.random.default_rng(seed).choice(rows, n_cells, replace=False))
+    rows = rows[_draw_rows(len(rows), n_cells, seed)]
     if len(rows) == screen.n_obs:
         return screen
     others = {key: np.asarray(values[rows]) for key, values in screen.obsm.items() if key != IMAGE_KEY}
     images = image_source(screen, IMAGE_KEY).read(rows)
     return AnnData(obs=screen.obs.iloc[rows], var=screen.var, obsm=others | {IMAGE_KEY: images})
+
+
+def _draw_rows(n: int, n_drawn: int | None, seed: int) -> np.ndarray:
+    """Draw ``n_drawn`` of ``n`` row numbers, in ascending order; return all if there are fewer, or for `None`."""
+    if n_drawn is None or n_drawn >= n:
+        return np.arange(n)
+    return np.sort(np.random.default_rng(seed).choice(n, n_drawn, replace=False))
 
 
 def _check_genes(path: Path, asked: Sequence[str], there: set[str]) -> None:
@@ -210,12 +215,6 @@ def _check_memory(path: Path, n: int, n_bytes: int) -> None:
 def _total_memory() -> int:
     """Return the total memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-_CPJUMP1_COLUMNS = (
-    "Metadata_Plate Metadata_Well Metadata_broad_sample Metadata_pert_iname Metadata_control_type Metadata_gene "
-    "Metadata_smiles Metadata_moa Metadata_hours"
-).split()
 
 
 def cpjump1(path: str | os.PathLike[str]) -> AnnData:
@@ -274,9 +273,7 @@ def cpjump1(path: str | os.PathLike[str]) -> AnnData:
     obs = table[_CPJUMP1_COLUMNS].astype(
         {column: "category" for column in _CPJUMP1_COLUMNS if table[column].dtype.kind == "O"}
     )
-    obs.index = [
-        f"{plate}_{well}" for plate, well in zip(table[_CPJUMP1_COLUMNS[0]], table[_CPJUMP1_COLUMNS[1]], strict=True)
-    ]
+    obs.index = [f"{plate}_{well}" for plate, well in zip(obs["Metadata_Plate"], obs["Metadata_Well"], strict=True)]
     wells = AnnData(X=table[features].to_numpy(np.float32, copy=True), obs=obs)
     wells.var_names = features
     return wells

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # number of rows and number of columns of a plate, by its number of wells
 PLATE_SHAPES = {6: (2, 3), 24: (4, 6), 96: (8, 12), 384: (16, 24), 1536: (32, 48)}
+# maximum number of wells of a plate without rows and columns
+_WELLS_PER_PLATE_WITHOUT_LAYOUT = 6
 # properties of a well position that change images: row (down), column (across), and whether it is at the plate's edge
 POSITION_EFFECTS = ("down", "across", "edge")
 
@@ -214,16 +216,15 @@ def place_wells(n_wells: int, plate_wells: int | None) -> pd.DataFrame:
     If the number of wells per plate, ``plate_wells``, is given, the table also has the columns ``row`` and ``column``
     (from 1) and ``position`` (such as ``"A01"``).
     """
-    number = np.arange(n_wells)
+    plate, number = np.divmod(np.arange(n_wells), plate_wells or _WELLS_PER_PLATE_WITHOUT_LAYOUT)
+    places = pd.DataFrame({"plate": [f"P{i + 1}" for i in plate]})
     if plate_wells is None:
-        names = [f"P{i // 6 + 1}_W{i % 6 + 1}" for i in number]
-        return pd.DataFrame({"plate": [f"P{i // 6 + 1}" for i in number]}, index=names)
+        return places.set_axis(places["plate"] + [f"_W{i + 1}" for i in number]).rename_axis(None)
     # the wells of a plate are numbered row by row
-    row, column = np.divmod(number % plate_wells, PLATE_SHAPES[plate_wells][1])
-    plate = [f"P{i // plate_wells + 1}" for i in number]
-    frame = pd.DataFrame({"plate": plate, "row": row + 1, "column": column + 1})
-    frame["position"] = [well_name(*place) for place in zip(row, column, strict=True)]
-    return frame.set_index(frame["plate"] + "_" + frame["position"]).rename_axis(None)
+    row, column = np.divmod(number, PLATE_SHAPES[plate_wells][1])
+    names = [well_name(*place) for place in zip(row, column, strict=True)]
+    places = places.assign(row=row + 1, column=column + 1, position=names)
+    return places.set_axis(places["plate"] + "_" + places["position"])
 
 
 def draw_well_properties(
@@ -254,7 +255,14 @@ def draw_well_properties(
     Table with one row per well. The columns are the gain of each stain, the tilts ``tilt_x`` and ``tilt_y`` of the
     illumination, ``blur``, ``background``, ``gamma``, ``saturation`` and ``density``.
     """
-    wells = _draw_well_effects(rng, places.index, effects["well_effect"])
+    n, strength = len(places), effects["well_effect"]
+    columns = {f"gain_{channel}": np.exp(0.3 * strength * rng.normal(size=n)) for channel in CHANNELS}
+    columns |= {f"tilt_{axis}": 0.3 * strength * rng.normal(size=n) for axis in "xy"}
+    columns["blur"] = 0.5 + 0.6 * strength * rng.random(n)
+    columns["background"] = 0.02 + 0.05 * strength * rng.random(n)
+    wells = pd.DataFrame(columns, index=places.index)
+
+    # Apply the effects of plates and positions.
     plate = pd.factorize(places["plate"])[0]
     shared = effects["plate_effect"] * more.normal(size=(plate.max() + 1, len(_EFFECT_SDS)))[plate]
     if plate_wells is not None:
@@ -263,22 +271,14 @@ def draw_well_properties(
         shared = shared + effects["position_effect"] * layout @ loadings
     for name, by in zip(_EFFECT_SDS, (shared * list(_EFFECT_SDS.values())).T, strict=True):
         wells[name] = wells[name] + by if name.startswith("tilt") else wells[name] * np.exp(by)
-    camera, crowd = effects["camera_effect"], effects["density_effect"]
-    wells["blur"] *= np.exp(0.5 * camera * more.normal(size=len(wells)))
-    wells["gamma"] = np.exp(0.25 * camera * more.normal(size=len(wells)))
-    wells["saturation"] = 0.5 * camera * more.random(len(wells))
-    wells["density"] = np.exp(0.2 * crowd * more.normal(size=len(wells)))
+
+    # Draw the effects of cameras, and the densities.
+    camera = effects["camera_effect"]
+    wells["blur"] *= np.exp(0.5 * camera * more.normal(size=n))
+    wells["gamma"] = np.exp(0.25 * camera * more.normal(size=n))
+    wells["saturation"] = 0.5 * camera * more.random(n)
+    wells["density"] = np.exp(0.2 * effects["density_effect"] * more.normal(size=n))
     return wells
-
-
-def _draw_well_effects(rng: np.random.Generator, names: pd.Index, strength: float) -> pd.DataFrame:
-    """Draw the stain gains, illumination tilts, blur and background of each well, independently of all other wells."""
-    n = len(names)
-    columns = {f"gain_{channel}": np.exp(0.3 * strength * rng.normal(size=n)) for channel in CHANNELS}
-    columns |= {f"tilt_{axis}": 0.3 * strength * rng.normal(size=n) for axis in "xy"}
-    columns["blur"] = 0.5 + 0.6 * strength * rng.random(n)
-    columns["background"] = 0.02 + 0.05 * strength * rng.random(n)
-    return pd.DataFrame(columns, index=names)
 
 
 def phenotype_strengths(more: np.random.Generator, wells: pd.DataFrame, interaction: float) -> pd.DataFrame:
@@ -315,11 +315,7 @@ def _standardize_columns(values: np.ndarray) -> np.ndarray:
 
 
 def draw_phenotypes(
-    rng: np.random.Generator,
-    more: np.random.Generator,
-    n_complexes: int,
-    genes_per_complex: int,
-    sizes: Mapping[str, float],
+    rng: np.random.Generator, more: np.random.Generator, sizes: Mapping[str, float]
 ) -> tuple[pd.DataFrame, pd.Series]:
     """Draw the effect of each gene on the logarithm of each phenotype, and assign genes to complexes.
 
@@ -329,16 +325,16 @@ def draw_phenotypes(
         Random generator of the directions of effects in the space of phenotypes.
     more
         Random generator that determines which complexes have an effect, and how strong the effects are.
-    n_complexes, genes_per_complex
-        Number of complexes, and number of genes per complex.
     sizes
-        Values of the arguments ``effect_size``, ``effect_spread`` and ``active`` of :func:`simulated_screen`, by name.
+        Values of the arguments ``n_complexes``, ``genes_per_complex``, ``effect_size``, ``effect_spread`` and
+        ``active`` of :func:`simulated_screen`, by name.
 
     Returns
     -------
     - Table of effects, gene × phenotype, with a row of zeros for ``"nontargeting"``.
     - Name of the complex of each gene.
     """
+    n_complexes, genes_per_complex = int(sizes["n_complexes"]), int(sizes["genes_per_complex"])
     sd = np.array(list(PHENOTYPES.values()))
     of_complex = rng.normal(size=(n_complexes, len(sd)))
     # Scale the effects of all complexes to the same size, in different directions. The strength of each complex is
@@ -361,15 +357,11 @@ def draw_guides(rng: np.random.Generator, genes: list[str], guides_per_gene: int
 
     The number of non-targeting guides is twice ``guides_per_gene``.
     """
-    of_guide = [gene for gene in genes for _ in range(guides_per_gene * (2 if gene == "nontargeting" else 1))]
-    number = pd.Series(of_guide).groupby(of_guide).cumcount() + 1
-    return pd.DataFrame(
-        {
-            "gene": of_guide,
-            "sgRNA": [f"{gene}_sg{i}" for gene, i in zip(of_guide, number, strict=True)],
-            "efficacy": rng.uniform(0.5, 1.0, len(of_guide)),
-        }
-    )
+    n_guides = [guides_per_gene * (2 if gene == "nontargeting" else 1) for gene in genes]
+    library = pd.DataFrame({"gene": np.repeat(genes, n_guides)})
+    number = library.groupby("gene").cumcount() + 1
+    library["sgRNA"] = library["gene"] + "_sg" + number.astype(str)
+    return library.assign(efficacy=rng.uniform(0.5, 1.0, len(library)))
 
 
 def draw_cells(rng: np.random.Generator, n_cells: int, library: pd.DataFrame, control_fraction: float) -> pd.DataFrame:
@@ -383,7 +375,7 @@ def draw_cells(rng: np.random.Generator, n_cells: int, library: pd.DataFrame, co
     weight[~is_control] *= (1 - control_fraction) / weight[~is_control].sum()
     extra = rng.choice(len(library), size=n_cells - len(library), p=weight)
     guide = rng.permutation(np.concatenate([np.arange(len(library)), extra]))
-    return library.iloc[guide].set_index(pd.Index([f"cell_{i}" for i in range(n_cells)]))
+    return library.iloc[guide].set_axis([f"cell_{i}" for i in range(n_cells)])
 
 
 def assign_wells(
@@ -647,21 +639,15 @@ def simulated_screen(
     arguments = locals()
     from anndata import AnnData
 
-    counts, sizes, shares = (
-        {name: arguments[name] for name in names}
-        for names in (_COUNT_ARGUMENTS, _NONNEGATIVE_ARGUMENTS, _FRACTION_ARGUMENTS)
-    )
-    _check_screen_arguments(n_cells, image_size, counts, sizes, shares)
-    _check_plates(plate_wells, counts, sizes | shares)
-
+    _check_screen_arguments(arguments)
     rng = np.random.default_rng(seed)
     # effects that were added to the simulation later have a random generator of their own, so that screens of earlier
     # versions are unchanged
     more = rng.spawn(1)[0]
-    phenotypes, complexes = draw_phenotypes(rng, more, n_complexes, genes_per_complex, sizes | shares)
+    phenotypes, complexes = draw_phenotypes(rng, more, arguments)
     guides = draw_guides(rng, list(phenotypes.index), guides_per_gene)
     where = place_wells(n_wells, plate_wells)
-    wells = draw_well_properties(rng, more, where, plate_wells, sizes)
+    wells = draw_well_properties(rng, more, where, plate_wells, arguments)
     cells = draw_cells(rng, n_cells, guides, control_fraction)
     genes = pd.Categorical(cells["gene"], phenotypes.index)
     density, plate = wells["density"].to_numpy(), pd.factorize(where["plate"])[0]
@@ -680,65 +666,55 @@ def simulated_screen(
         if around is not None:
             add_neighbours(more, drawn, around[rows], parameters)
         images[rows] = photograph(rng, drawn, wells.iloc[well[rows]], image_size)
+
+    # Label the cells with the gene, guide and complex, and with the place of the well.
+    here = where.rename_axis("well").reset_index().iloc[well].set_index(cells.index)
+    obs = cells[["gene", "sgRNA"]].assign(complex=cells["gene"].map(complexes)).join(here)
+    obs = obs.astype(dict.fromkeys(obs.columns.difference(["row", "column"]), "category"))
+    network = complexes.drop("nontargeting").rename_axis("target").rename("source").reset_index()[["source", "target"]]
+    network.attrs["kind"] = "sets"
     truth = {"phenotypes": phenotypes, "efficacy": guides.set_index("sgRNA")[["efficacy"]], "wells": wells}
-    truth |= {"strengths": strength, "network": _network(complexes)}
+    truth |= {"strengths": strength, "network": network}
     return AnnData(
-        obs=_build_obs(cells.assign(complex=cells["gene"].map(complexes)), where, well),
+        obs=obs,
         var=pd.DataFrame(index=list(CHANNELS)),
         obsm={IMAGE_KEY: images, "X_oracle": (shown / sd).astype(np.float32)},
         uns={"truth": truth},
     )
 
 
-def _build_obs(cells: pd.DataFrame, where: pd.DataFrame, well: np.ndarray) -> pd.DataFrame:
-    """Build ``obs`` with the gene, guide, complex and well of each cell, and the place of the well.
-
-    All columns are categorical, except the integer columns ``row`` and ``column``.
-    """
-    here = where.rename_axis("well").reset_index().iloc[well].set_index(cells.index)
-    obs = cells[["gene", "sgRNA", "complex"]].join(here)
-    return obs.astype(dict.fromkeys(obs.columns.difference(["row", "column"]), "category"))
-
-
-def _network(complexes: pd.Series) -> pd.DataFrame:
-    network = complexes.drop("nontargeting").rename_axis("target").rename("source").reset_index()[["source", "target"]]
-    network.attrs["kind"] = "sets"
-    return network
-
-
-def _check_screen_arguments(
-    n_cells: int, image_size: int, counts: Mapping[str, int], sizes: Mapping[str, float], shares: Mapping[str, float]
-) -> None:
-    check_count("image_size", image_size, 16)
-    for name, n in counts.items():
-        check_count(name, n)
-    for name, size in sizes.items():
-        check_number(name, size)
-    if sizes["neighbours"] > _MAX_NEIGHBOURS:
-        msg = f"neighbours={sizes['neighbours']}: no more than {_MAX_NEIGHBOURS} cells fit around one."
+def _check_screen_arguments(given: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` if arguments of :func:`simulated_screen` are out of range or contradict each other."""
+    check_count("image_size", given["image_size"], 16)
+    for name in _COUNT_ARGUMENTS:
+        check_count(name, given[name])
+    for name in _NONNEGATIVE_ARGUMENTS:
+        check_number(name, given[name])
+    for name in _FRACTION_ARGUMENTS:
+        check_number(name, given[name], 1)
+    if given["neighbours"] > _MAX_NEIGHBOURS:
+        msg = f"neighbours={given['neighbours']}: no more than {_MAX_NEIGHBOURS} cells fit around one."
         raise ValueError(msg)
-    for name, share in shares.items():
-        check_number(name, share, 1)
-    if shares["control_fraction"] == 1:
+    if given["control_fraction"] == 1:
         msg = "control_fraction=1 leaves no cells for genes: give less than 1."
         raise ValueError(msg)
-    n_guides = (counts["n_complexes"] * counts["genes_per_complex"] + 2) * counts["guides_per_gene"]
-    if n_cells < n_guides:
-        msg = f"n_cells={n_cells} is less than one cell for each of the {n_guides} guides: ask for more cells."
+    n_genes = given["n_complexes"] * given["genes_per_complex"]
+    n_guides = (n_genes + 2) * given["guides_per_gene"]
+    if given["n_cells"] < n_guides:
+        msg = f"n_cells={given['n_cells']} is less than one cell for each of the {n_guides} guides: ask for more cells."
         raise ValueError(msg)
 
-
-def _check_plates(plate_wells: int | None, counts: Mapping[str, int], effects: Mapping[str, float]) -> None:
+    plate_wells, n_maps = given["plate_wells"], given["n_plate_maps"]
     if plate_wells is not None and plate_wells not in PLATE_SHAPES:
         msg = f"plate_wells={plate_wells}: plates have {', '.join(map(str, PLATE_SHAPES))} wells; None for no layout."
         raise ValueError(msg)
-    if effects["position_effect"] and plate_wells is None:
+    if given["position_effect"] and plate_wells is None:
         msg = "position_effect needs plates that have positions: give plate_wells, such as 24."
         raise ValueError(msg)
-    n_maps, n_plates = counts["n_plate_maps"], -(-counts["n_wells"] // (plate_wells or 6))
-    if n_maps > min(n_plates, counts["n_complexes"] * counts["genes_per_complex"]):
+    n_plates = -(-given["n_wells"] // (plate_wells or _WELLS_PER_PLATE_WITHOUT_LAYOUT))
+    if n_maps > min(n_plates, n_genes):
         msg = f"n_plate_maps={n_maps}: there are fewer plates, or fewer genes."
         raise ValueError(msg)
-    if n_maps > 1 and effects["confounding"]:
+    if n_maps > 1 and given["confounding"]:
         msg = "confounding and n_plate_maps both say which wells a gene is in: give one of them."
         raise ValueError(msg)

@@ -15,6 +15,8 @@ from scbd._shared.linear_maps import discriminant_axes, whitening_matrix
 from scbd.datasets._simulated import PLATE_SHAPES, POSITION_EFFECTS, add_layout, well_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from anndata import AnnData
 
 # number of rows and number of columns of the plates that can be simulated, from small to large plates
@@ -129,11 +131,21 @@ def simulated_profiles(
     >>> scores[1] - scores[0] > 0.2  # the best embedding is better than the unmodified features
     True
     """
-    sizes = {"effect_size": effect_size, "plate_effect": plate_effect, "position_effect": position_effect}
-    sizes |= {"well_effect": well_effect, "interaction": interaction, "gain_effect": gain_effect}
+    from anndata import AnnData
+
     counts = {"n_perturbations": n_perturbations, "n_plates": n_plates, "cells_per_well": cells_per_well}
     counts |= {"n_features": n_features, "genes_per_complex": genes_per_complex, "n_plate_maps": n_plate_maps}
-    _check_profile_arguments(counts, sizes | {"n_controls": n_controls}, active)
+    for name, count in counts.items():
+        check_count(name, count)
+    sizes = {"effect_size": effect_size, "plate_effect": plate_effect, "position_effect": position_effect}
+    sizes |= {"well_effect": well_effect, "interaction": interaction, "gain_effect": gain_effect}
+    for name, size in (sizes | {"n_controls": n_controls}).items():
+        check_number(name, size)
+    check_number("active", active, 1)
+    if n_plate_maps > min(n_plates, n_perturbations):
+        msg = f"n_plate_maps={n_plate_maps}: there are fewer plates, or fewer perturbations."
+        raise ValueError(msg)
+
     rng = np.random.default_rng(seed)
     wells = _draw_plates(rng, n_perturbations, n_plates, n_controls, n_plate_maps, one_layout)
     complexes = np.arange(n_perturbations) // genes_per_complex
@@ -144,16 +156,13 @@ def simulated_profiles(
     phenotype, stain = (_draw_directions(rng, n, n_features) for n in (_N_PERTURBATION_DIRECTIONS, _N_PLATE_DIRECTIONS))
     layout = _draw_directions(rng, len(POSITION_EFFECTS), n_features)
     cell = _draw_cell_covariance_root(rng, n_features)
-    b = (
-        np.sqrt(_COMPLEX_VARIANCE_FRACTION)
-        * rng.normal(size=(complexes[-1] + 1, _N_PERTURBATION_DIRECTIONS))[complexes]
-    )
-    b = effect_size * does[:, None] * (b + np.sqrt(1 - _COMPLEX_VARIANCE_FRACTION) * rng.normal(size=b.shape))
+    effects = np.sqrt(_COMPLEX_VARIANCE_FRACTION) * rng.normal(size=(complexes[-1] + 1, len(phenotype)))[complexes]
+    effects += np.sqrt(1 - _COMPLEX_VARIANCE_FRACTION) * rng.normal(size=effects.shape)
+    b = effect_size * does[:, None] * effects
     c = interaction * does[:, None] * rng.normal(size=(n_plates, *b.shape))
     plate, y = wells["plate"].to_numpy(), wells["perturbation"].to_numpy()
-    a = plate_effect * rng.normal(size=(n_plates, _N_PLATE_DIRECTIONS))[plate] + well_effect * rng.normal(
-        size=(len(y), _N_PLATE_DIRECTIONS)
-    )
+    a = plate_effect * rng.normal(size=(n_plates, len(stain)))[plate]
+    a += well_effect * rng.normal(size=(len(y), len(stain)))
     of_well = a @ stain + position_effect * wells[list(POSITION_EFFECTS)].to_numpy() @ layout
     of_well += np.where(y[:, None] < 0, 0, b[y] + c[plate, y]) @ phenotype
     gains = np.exp(gain_effect * rng.normal(size=(n_plates, n_features))).astype(np.float32)
@@ -165,21 +174,25 @@ def simulated_profiles(
         noise = rng.standard_normal((len(of), n_features), dtype=np.float32) @ cell
         x[start : start + _ROWS_DRAWN_AT_ONCE] = gains[plate[of]] * (of_well[of].astype(np.float32) + noise)
 
+    # The oracle whitens the expected variance within perturbations, and weights the directions of the expected variance
+    # between them.
     within = cell.T @ cell + (plate_effect**2 + well_effect**2) * stain.T @ stain
     within += position_effect**2 * layout.T @ layout + interaction**2 * does.mean() * phenotype.T @ phenotype
-    truth = _build_truth(b @ phenotype, complexes, does, within, effect_size**2 * does.mean() * phenotype.T @ phenotype)
-    return _build_profiles(x, wells.iloc[rows], complexes, truth)
+    between = effect_size**2 * does.mean() * phenotype.T @ phenotype
+    white = whitening_matrix(within, 0.0)
+    axes = white @ discriminant_axes(white.T @ between @ white, n_components=len(phenotype), rows=1)
 
-
-def _check_profile_arguments(counts: dict[str, int], sizes: dict[str, float], active: float) -> None:
-    for name, n in counts.items():
-        check_count(name, n)
-    for name, size in sizes.items():
-        check_number(name, size)
-    check_number("active", active, 1)
-    if counts["n_plate_maps"] > min(counts["n_plates"], counts["n_perturbations"]):
-        msg = f"n_plate_maps={counts['n_plate_maps']}: there are fewer plates, or fewer perturbations."
-        raise ValueError(msg)
+    genes = [f"GENE{i + 1}" for i in range(n_perturbations)]
+    features = [f"feature_{i + 1}" for i in range(n_features)]
+    network = pd.DataFrame({"source": [f"complex_{i + 1}" for i in complexes[does]], "target": np.array(genes)[does]})
+    network.attrs["kind"] = "sets"
+    truth = {
+        "effects": pd.DataFrame(b @ phenotype, genes, features),
+        "oracle": pd.DataFrame(axes, features, [f"component_{i + 1}" for i in range(axes.shape[1])]),
+        "network": network,
+    }
+    obs = _name_labels(wells.iloc[rows], complexes)
+    return AnnData(X=x, obs=obs, var=pd.DataFrame(index=features), uns={"truth": truth})
 
 
 def _draw_plates(
@@ -202,8 +215,8 @@ def _draw_plates(
         of_map = np.flatnonzero(map_of == plate % n_maps)
         y = np.concatenate([of_map, np.full(n_controls, -1)])
         place = orders[plate % n_maps if one_layout else plate][: len(y)]
-        about = {"plate": plate, "plate_map": plate % n_maps, "perturbation": y}
-        parts.append(pd.DataFrame(about | {"row": place // shape[1], "column": place % shape[1]}))
+        labels = {"plate": plate, "plate_map": plate % n_maps, "perturbation": y}
+        parts.append(pd.DataFrame(labels | {"row": place // shape[1], "column": place % shape[1]}))
     return add_layout(pd.concat(parts, ignore_index=True), shape)
 
 
@@ -227,53 +240,16 @@ def _draw_cell_covariance_root(rng: np.random.Generator, n_features: int) -> np.
     return (sd[:, None] * axes / np.sqrt(np.mean(sd**2))).astype(np.float32)
 
 
-def _build_truth(
-    effects: np.ndarray, complexes: np.ndarray, does: np.ndarray, within: np.ndarray, between: np.ndarray
-) -> dict[str, pd.DataFrame]:
-    genes, features = [_gene(y) for y in range(len(effects))], [_feature(i) for i in range(len(within))]
-    white = whitening_matrix(within, 0.0)
-    axes = white @ discriminant_axes(white.T @ between @ white, n_components=_N_PERTURBATION_DIRECTIONS, rows=1)
-    components = [f"component_{i + 1}" for i in range(axes.shape[1])]
-    network = pd.DataFrame({"source": [_complex(c) for c in complexes[does]], "target": np.array(genes)[does]})
-    network.attrs["kind"] = "sets"
-    return {
-        "effects": pd.DataFrame(effects, genes, features),
-        "oracle": pd.DataFrame(axes, features, components),
-        "network": network,
+def _name_labels(wells: pd.DataFrame, complexes: np.ndarray) -> pd.DataFrame:
+    """Return the names of the perturbation, complex, plate, well and plate map of each row, as categorical columns."""
+    y = wells["perturbation"].to_numpy()
+    codes = wells.assign(complex=np.where(y < 0, -1, complexes[y]), well=100 * wells["row"] + wells["column"])
+    names: dict[str, Callable[[int], str]] = {
+        "perturbation": lambda y: "control" if y < 0 else f"GENE{y + 1}",
+        "complex": lambda c: "none" if c < 0 else f"complex_{c + 1}",
+        "plate": lambda e: f"plate_{e + 1}",
+        "well": lambda place: well_name(*divmod(place, 100)),
+        "plate_map": lambda m: f"map_{m + 1}",
     }
-
-
-def _build_profiles(
-    x: np.ndarray, wells: pd.DataFrame, complexes: np.ndarray, truth: dict[str, pd.DataFrame]
-) -> AnnData:
-    from anndata import AnnData
-
-    codes = wells["perturbation"].to_numpy()
-    named = {
-        "perturbation": (codes, lambda y: "control" if y < 0 else _gene(y)),
-        "complex": (np.where(codes < 0, -1, complexes[codes]), lambda c: "none" if c < 0 else _complex(c)),
-        "plate": (wells["plate"].to_numpy(), lambda e: f"plate_{e + 1}"),
-        "well": (
-            100 * wells["row"].to_numpy() + wells["column"].to_numpy(),
-            lambda place: well_name(*divmod(place, 100)),
-        ),
-        "plate_map": (wells["plate_map"].to_numpy(), lambda m: f"map_{m + 1}"),
-    }
-    obs = pd.DataFrame(index=pd.RangeIndex(len(x)).astype(str))
-    for column, (values, name) in named.items():
-        there, found = np.unique(values, return_inverse=True)
-        obs[column] = pd.Categorical.from_codes(found, [name(value) for value in there])
-    var = pd.DataFrame(index=[_feature(i) for i in range(x.shape[1])])
-    return AnnData(X=x, obs=obs, var=var, uns={"truth": truth})
-
-
-def _gene(y: int) -> str:
-    return f"GENE{y + 1}"
-
-
-def _complex(c: int) -> str:
-    return f"complex_{c + 1}"
-
-
-def _feature(i: int) -> str:
-    return f"feature_{i + 1}"
+    labels = {column: pd.Categorical(codes[column]).rename_categories(name) for column, name in names.items()}
+    return pd.DataFrame(labels, index=pd.RangeIndex(len(wells)).astype(str))

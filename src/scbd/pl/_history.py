@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pandas as pd
-    from matplotlib.axes import Axes
 
 _SUPERVISED_NAME = "{}_supervised_c"
 # Mapping from the name of the normalised supervised information in the history to the name of the supervised loss. If
@@ -25,8 +24,8 @@ _INVARIANCE = "{}_invariance_c"
 _IN_STANDARD_ERRORS = "{}_environment_c"
 # Range of the invariance loss that is expected by chance, in standard errors. It is drawn as a shaded band.
 _CHANCE = (-2, 2)
-# Titles of the panels, by the name of the curves in the history; "{}" stands for "train" or "validation". Panels are
-# drawn in this order.
+# Titles of the panels, by the name of the curves in the history; "{}" stands for "train" or "validation". Curves
+# without "{}" are measured in validation only. Panels are drawn in this order.
 _PANELS = {
     "{}_learned_c": "supervised information of z_c (0: collapsed, 1: all)",
     "{}_learned_s": "supervised information of z_s (0: collapsed, 1: all)",
@@ -37,6 +36,8 @@ _PANELS = {
     "{}_reconstruction": "reconstruction loss",
     "{}_cycle": "distance of exchanged pictures",
     "decoder_{}_loss": "loss of the decoder",
+    "z_c_spread": "total variance of z_c (0: collapsed)",
+    "z_c_effective_rank": "effective rank of z_c",
 }
 _STAGE_STYLES: dict[str, dict[str, Any]] = {
     "train": {"lw": 1, "color": "#56B4E9"},
@@ -44,14 +45,10 @@ _STAGE_STYLES: dict[str, dict[str, Any]] = {
 }
 # Marker of a curve that has a value for a single step only. A line cannot be drawn for a single value.
 _POINT = {"marker": "o", "ms": 3}
+# Line at the value of a collapsed embedding.
+_COLLAPSED: dict[str, Any] = {"ls": "--", "lw": 1}
 # maximum number of characters per line in the title of a panel
 _TITLE_WIDTH = 23
-_HEALTH_TITLES = {"z_c_spread": "total variance of z_c (0: collapsed)", "z_c_effective_rank": "effective rank of z_c"}
-
-
-class _Curve(NamedTuple):
-    steps: np.ndarray
-    values: np.ndarray
 
 
 def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None = None) -> np.ndarray:
@@ -101,43 +98,40 @@ def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None
     import matplotlib.pyplot as plt
 
     history = history or {}
-    is_comparable = any(name.format("train") in history for name in _INFORMATION_NAMES)
     replaced = {loss for name, loss in _INFORMATION_NAMES.items() if name.format("train") in history}
     panels = [name for name in _PANELS if name.format("train") in history and name not in replaced]
-    health = [name for name in _HEALTH_TITLES if name in history]
     if not panels:
         msg = "The history is empty: train the model first."
         raise ValueError(msg)
-    n = len(panels) + len(health)
-    n_lines = -(-n // 2)
+    n_lines = -(-len(panels) // 2)
     size = 6.4, 2.4 * n_lines + 0.5
-    figure, axes = plt.subplots(n_lines, min(n, 2), figsize=size, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(n_lines, min(len(panels), 2), figsize=size, squeeze=False, layout="constrained")
     legend: dict[str, Any] = {}
     for ax, name in zip(axes.flat, panels, strict=False):
-        curves = {part: _curve(history[name.format(part)]) for part in _STAGE_STYLES if name.format(part) in history}
+        stages = _STAGE_STYLES if "{}" in name else ["validation"]
+        curves = {
+            stage: history[key].iloc[:, 0].astype(float) for stage in stages if (key := name.format(stage)) in history
+        }
         title = _PANELS[name]
-        if name == "{}_loss" and is_comparable:
+        if name == "{}_loss" and replaced:
             title = f"{title}, compared with the last step"
-            curves = {part: _subtract_last(curve) for part, curve in curves.items()}
+            curves = {stage: curve - _last_finite(curve) for stage, curve in curves.items()}
         elif name == _INVARIANCE and _IN_STANDARD_ERRORS.format("train") in history:
             title = f"{title}, in standard errors"
             legend["chance"] = ax.axhspan(*_CHANCE, color="0.9", label="chance")
         elif name in _INFORMATION_NAMES:
-            legend["collapsed"] = _draw_line(ax, 0.0, "0.5", "collapsed")
+            legend["collapsed"] = ax.axhline(0.0, color="0.5", **_COLLAPSED, label="collapsed")
         elif name == _SUPERVISED_NAME and ceiling is not None:
-            part = list(curves)[-1]
-            label = f"collapsed ({part})"
-            legend[label] = _draw_line(ax, ceiling, _STAGE_STYLES[part]["color"], label)
-        for part, curve in curves.items():
-            looks = _STAGE_STYLES[part] | (_POINT if len(curve.steps) == 1 else {})
-            legend[part], *_ = ax.plot(curve.steps, curve.values, label=part, **looks)
+            stage = list(curves)[-1]
+            label = f"collapsed ({stage})"
+            legend[label] = ax.axhline(ceiling, color=_STAGE_STYLES[stage]["color"], **_COLLAPSED, label=label)
+        for stage, curve in curves.items():
+            style = _STAGE_STYLES[stage] | (_POINT if len(curve) == 1 else {})
+            legend[stage], *_ = ax.plot(curve, label=stage, **style)
+        if "{}" not in name:
+            ax.set_ylim(0, None)
         ax.set_title(wrap_name(title, _TITLE_WIDTH), fontsize="small")
         ax.set_xlabel("step")
-    for ax, name in zip(list(axes.flat)[len(panels) :], health, strict=False):
-        curve = _curve(history[name])
-        legend["validation"], *_ = ax.plot(curve.steps, curve.values, **_STAGE_STYLES["validation"])
-        ax.set_title(wrap_name(_HEALTH_TITLES[name], _TITLE_WIDTH), fontsize="small")
-        ax.set(xlabel="step", ylim=(0, None))
     # The legend is drawn below the panels, because it would cover curves within a panel.
     order = sorted(legend, key=lambda label: label not in _STAGE_STYLES)
     handles = [legend[label] for label in order]
@@ -146,20 +140,12 @@ def history(history: Mapping[str, pd.DataFrame] | None, *, ceiling: float | None
         # The horizontal axis has few ticks, because the large step numbers of long trainings would overlap.
         ax.locator_params(axis="x", nbins=3)
         ax.tick_params(labelsize="small")
-    for ax in list(axes.flat)[n:]:
+    for ax in axes.flat[len(panels) :]:
         ax.set_axis_off()
-    return axes.flatten()[:n]
+    return axes.flat[: len(panels)]
 
 
-def _curve(frame: pd.DataFrame) -> _Curve:
-    return _Curve(frame.index.to_numpy(), frame.iloc[:, 0].to_numpy(dtype=float))
-
-
-def _subtract_last(curve: _Curve) -> _Curve:
-    """Subtract the last finite value of a curve from all its values, so that the curve ends at 0."""
-    finite = curve.values[np.isfinite(curve.values)]
-    return curve._replace(values=curve.values - finite[-1]) if len(finite) else curve
-
-
-def _draw_line(ax: Axes, height: float, color: str, label: str) -> Any:
-    return ax.axhline(height, ls="--", lw=1, color=color, label=label)
+def _last_finite(curve: pd.Series) -> float:
+    """Return the last finite value of a curve; 0 if there is none."""
+    finite = curve[np.isfinite(curve)]
+    return finite.iloc[-1] if len(finite) else 0.0

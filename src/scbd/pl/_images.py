@@ -78,43 +78,32 @@ def cells(
         raise KeyError(missing_key_message("obs", label, adata.obs.keys()))
     if rows is None:
         rows = np.random.default_rng(seed).choice(adata.n_obs, min(_N_CELLS_SHOWN, adata.n_obs), replace=False)
-    asked = np.asarray(rows)
-    chosen = np.arange(adata.n_obs)[asked if len(asked) else np.zeros(0, int)]
+    chosen = np.arange(adata.n_obs)[np.asarray(rows, dtype=None if len(rows) else int)]
     require_cells(chosen)
     images = np.asarray(adata.obsm[image_key][chosen], dtype=np.float32)
     n, c = images.shape[:2]
-    low, top = np.percentile(images, [_DARKEST, _BRIGHTEST], axis=(0, 2, 3), keepdims=True)
+    low, high = np.percentile(images, [_DARKEST, _BRIGHTEST], axis=(0, 2, 3))
     low = np.minimum(low, 0)
     # If less than 0.5 % of the pixels of a channel are brighter than black, its 99.5th percentile is black. Its maximum
     # is then drawn at full brightness.
-    top = np.where(top > low, top, images.max((0, 2, 3), keepdims=True))
-    images = ((images - low) / np.where(top > low, top - low, 1)).clip(0, 1)
-    lines = [images.transpose(0, 2, 3, 1)] if c == 3 else list(images.transpose(1, 0, 2, 3))
-    channels = [", ".join(map(str, adata.var_names))] if c == 3 else list(map(str, adata.var_names))
-    titles = [wrap_name(name, _TITLE_WIDTH) for name in _cell_titles(adata, label, chosen)]
+    high = np.where(high > low, high, images.max((0, 2, 3)))
+    channels = [str(name) for name in adata.var_names]
+    # channels of each row of panels
+    lines = [slice(None)] if c == 3 else [slice(i, i + 1) for i in range(c)]
+    titles = []
+    if label is not None:
+        values = adata.obs[label].iloc[chosen].astype(object)
+        titles = [wrap_name(value, _TITLE_WIDTH) for value in values.where(values.notna(), "missing")]
     size = (1.0 * n + 0.4, 1.1 * len(lines) + 0.2 * max((title.count("\n") + 1 for title in titles), default=0))
     _, axes = plt.subplots(len(lines), n, figsize=size, squeeze=False, layout="constrained")
-    for line, drawn in zip(axes, lines, strict=True):
-        for ax, image in zip(line, drawn, strict=True):
-            ax.imshow(image, cmap="gray", vmin=0, vmax=1)
-            remove_frame(ax)
-    if adata.n_vars == c:
-        for ax, name in zip(axes[:, 0], channels, strict=True):
-            ax.set_ylabel(wrap_name(name, _TITLE_WIDTH), fontsize="small")
+    for line, shown in zip(axes, lines, strict=True):
+        for ax, image in zip(line, images[:, shown], strict=True):
+            draw_image(ax, image, low[shown], high[shown])
+        if adata.n_vars == c:
+            line[0].set_ylabel(wrap_name(", ".join(channels[shown]), _TITLE_WIDTH), fontsize="small")
     for ax, title in zip(axes[0], titles, strict=False):
         ax.set_title(title, fontsize="small")
     return axes
-
-
-def _cell_titles(adata: AnnData, label: str | None, rows: np.ndarray) -> list[str]:
-    """Return the text to write above each drawn cell: its value in the column ``label`` of ``obs``.
-
-    A missing value becomes "missing". The list is empty if ``label`` is `None`.
-    """
-    if label is None:
-        return []
-    values = adata.obs[label].iloc[rows]
-    return [str(value) if known else "missing" for value, known in zip(values, values.notna(), strict=True)]
 
 
 def counterfactuals(
@@ -171,21 +160,18 @@ def counterfactuals(
         raise ValueError(msg)
     # The predictions with z_c or z_s of the partner are computed before all other images, because swap_blocks raises an
     # error if the model has only one of the two embeddings.
-    swapped = {
-        "content of partner": model.swap_blocks(others, own, adata),
-        "style of partner": model.swap_blocks(own, others, adata),
-    }
+    content, style = model.swap_blocks(others, own, adata), model.swap_blocks(own, others, adata)
     lines = {
         "original": originals,
         "partner": model.get_intensities(adata, others),
         "reconstruction": model.reconstruct(adata, own),
-        **swapped,
+        "content of partner": content,
+        "style of partner": style,
     }
     everything = np.concatenate([lines["original"], lines["reconstruction"]])[:, shown]
-    low, high = (everything.min((0, 2, 3)), everything.max((0, 2, 3)))
-    _, axes = plt.subplots(
-        len(lines), len(own), figsize=(0.85 * len(own) + 1.5, 0.9 * len(lines)), squeeze=False, layout="constrained"
-    )
+    low, high = everything.min((0, 2, 3)), everything.max((0, 2, 3))
+    size = 0.85 * len(own) + 1.5, 0.9 * len(lines)
+    _, axes = plt.subplots(len(lines), len(own), figsize=size, squeeze=False, layout="constrained")
     for line, (name, images) in zip(axes, lines.items(), strict=True):
         for ax, image in zip(line, images, strict=True):
             draw_image(ax, image[shown], low, high)

@@ -62,8 +62,7 @@ def benchmark(
     """
     import matplotlib.pyplot as plt
 
-    biology = _default_biology_metric(frame, biology)
-    rows = [_rows_of_metric(frame, metric) for metric in (biology, batch)]
+    rows = _rows_of_metrics(frame, biology, batch)
     order = list(dict.fromkeys(frame["representation"]))
     names = [wrap_name(name, NARROW_WIDTH) for name in order]
     if axes is None:
@@ -121,8 +120,8 @@ def biology_against_batch(
     >>> frame = scbd.metrics.benchmark(adata, embeddings, y_key="gene", e_key="well", n_neighbors=30)
     >>> ax = scbd.pl.biology_against_batch(frame, biology="y_probe_f1", batch="e_probe_quadratic_f1")
     """
-    biology = _default_biology_metric(frame, biology)
-    up, across = (_rows_of_metric(frame, metric) for metric in (biology, batch))
+    up, across = _rows_of_metrics(frame, biology, batch)
+    biology = up["metric"].iloc[0]
     # Each obsm key of a representation, such as the key of one training seed, is drawn as one small marker.
     each = ["representation", "key"]
     both = up[[*each, "value"]].merge(across[[*each, "value"]], on=each, suffixes=("_up", "_across")).dropna()
@@ -231,14 +230,12 @@ def variance(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         ax = _new_axes((6.8, 1 + max(beside, names_height(lines, max(0.4, 0.16 * len(names))))))
     place = {factor: i for i, factor in enumerate(factors)}
     for i, name in enumerate(names):
-        mine, color = table[table["representation"] == name], series_style(i)["color"]
+        mine, style = table[table["representation"] == name], series_style(i) | {"ls": "", "clip_on": False}
         mean = mine.groupby("factor", sort=False)[["share", "chance", "alone"]].mean()
         y = np.array([place[factor] for factor in mean.index]) + _FACTOR_HEIGHT * ((i + 0.5) / len(names) - 0.5)
-        ax.hlines(y, 0, mean["share"], color=color, lw=1, alpha=0.5)
-        ax.plot(
-            mean["share"], y, **series_style(i) | {"ls": ""}, ms=4, label=wrap_name(name, NARROW_WIDTH), clip_on=False
-        )
-        ax.plot(mean["alone"], y, **series_style(i) | {"ls": ""}, ms=8, mfc="none", clip_on=False)
+        ax.hlines(y, 0, mean["share"], color=style["color"], lw=1, alpha=0.5)
+        ax.plot(mean["share"], y, **style, ms=4, label=wrap_name(name, NARROW_WIDTH))
+        ax.plot(mean["alone"], y, **style, ms=8, mfc="none")
         ax.plot(mean["chance"], y, ls="", marker="|", ms=9, mew=1.5, color="k", zorder=4)
         if mine["key"].nunique() > 1:
             at = dict(zip(mean.index, y, strict=True))
@@ -283,9 +280,8 @@ def relationship_curve(
     curves = {"": curves} if isinstance(curves, pd.DataFrame) else curves
     ax = _new_axes(figure_size(list(curves))) if ax is None else ax
     for i, (name, curve) in enumerate(curves.items()):
-        ax.plot(
-            curve["recall"], curve["precision"], **series_style(i), ms=3, label=wrap_name(name, NARROW_WIDTH) or None
-        )
+        label = wrap_name(name, NARROW_WIDTH) or None
+        ax.plot(curve["recall"], curve["precision"], **series_style(i), ms=3, label=label)
     if prevalence is not None:
         ax.axhline(prevalence, color="0.5", lw=1, label="no information")
     ax.set(xlabel="recall", ylabel="precision", ylim=(0, None))
@@ -361,14 +357,12 @@ def _chance(rows: pd.DataFrame) -> float:
     return rows["chance"].mean() if "chance" in rows else np.nan
 
 
-def _default_biology_metric(frame: pd.DataFrame, metric: str | None) -> str:
-    if metric is not None:
-        return metric
-    return "relationship_area" if (frame["metric"] == "relationship_area").any() else "y_probe_f1"
-
-
-def _rows_of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    if not (frame["metric"] == metric).any():
-        msg = f"The frame has no metric {metric!r}; there are: {', '.join(frame['metric'].unique())}."
-        raise ValueError(msg)
-    return frame[frame["metric"] == metric]
+def _rows_of_metrics(frame: pd.DataFrame, biology: str | None, batch: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows of a benchmark with the metrics ``biology`` (`None` for the default) and ``batch``."""
+    if biology is None:
+        biology = "relationship_area" if (frame["metric"] == "relationship_area").any() else "y_probe_f1"
+    for metric in (biology, batch):
+        if not (frame["metric"] == metric).any():
+            msg = f"The frame has no metric {metric!r}; there are: {', '.join(frame['metric'].unique())}."
+            raise ValueError(msg)
+    return frame[frame["metric"] == biology], frame[frame["metric"] == batch]

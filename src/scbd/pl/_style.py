@@ -43,11 +43,9 @@ def figure_size(names: list[str]) -> tuple[float, float]:
 
     The legend is drawn by :func:`add_legend`.
     """
-    return (
-        (4.6, 3.6)
-        if len(names) <= _MAX_SERIES_INSIDE
-        else (6.4, max(3.6, 1 + names_height([wrap_name(name, NARROW_WIDTH) for name in names])))
-    )
+    if len(names) <= _MAX_SERIES_INSIDE:
+        return 4.6, 3.6
+    return 6.4, max(3.6, 1 + names_height([wrap_name(name, NARROW_WIDTH) for name in names]))
 
 
 def wrap_name(name: object, width: int = 24) -> str:

@@ -106,11 +106,14 @@ def umap_blocks(
             if key not in getattr(adata, slot):
                 raise KeyError(missing_key_message(slot, key, getattr(adata, slot).keys()))
     controls = [control] if isinstance(control, str) else list(control)
-    labels = {
-        column: adata.obs[column].astype("category") for column in color if not is_numeric_dtype(adata.obs[column])
-    }
-    _check_labels(labels, highlight or (), "highlight")
-    _check_labels(labels, controls, "control")
+    labels = {key: adata.obs[key].astype("category") for key in color if not is_numeric_dtype(adata.obs[key])}
+    known = [str(name) for values in labels.values() for name in values.cat.categories]
+    for argument, wanted in (("highlight", highlight or ()), ("control", controls)):
+        for name in wanted:
+            if str(name) not in known:
+                hint = suggest_name(str(name), known)
+                msg = f"{argument}={name!r}: none of the columns {list(labels)} has this label.{hint}"
+                raise ValueError(msg)
     # Cells are drawn in random order, so that cells of one label do not cover all other cells.
     rows = np.random.default_rng(seed).permutation(adata.n_obs)[:max_cells]
     drawn = AnnData(obs=adata.obs[color].iloc[rows])
@@ -176,18 +179,6 @@ def compute_umap(embedding: np.ndarray, seed: int = 0) -> np.ndarray:
     return cells.obsm["X_umap"]
 
 
-def _check_labels(labels: Mapping[str, pd.Series], wanted: Sequence[str], argument: str) -> None:
-    """Raise ``ValueError`` if a label that the user gave as ``argument`` occurs in none of the columns of labels."""
-    known = [str(name) for values in labels.values() for name in values.cat.categories]
-    for name in wanted:
-        if str(name) not in known:
-            msg = (
-                f"{argument}={name!r}: none of the columns {list(labels)} has this "
-                f"label.{suggest_name(str(name), known)}"
-            )
-            raise ValueError(msg)
-
-
 def _group_labels(
     drawn: pd.Series, values: pd.Series, highlight: Sequence[str] | None, controls: Sequence[str]
 ) -> tuple[pd.Series, dict[str, str]]:
@@ -217,7 +208,7 @@ def _group_labels(
     if not colored:
         colored = [name for name in names if name not in grey]
         if len(names) > _MAX_COLORED_LABELS:
-            n_cells = dict(zip(names, np.bincount(values.cat.codes[values.notna()], minlength=len(names)), strict=True))
+            n_cells = dict(zip(names, values.value_counts(sort=False), strict=True))
             # The labels with the most cells come first. Labels with equal numbers of cells keep their order, because
             # sorted is stable.
             colored = sorted(colored, key=lambda name: -n_cells[name])[:_N_HIGHLIGHTED]
