@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -145,9 +143,7 @@ def cross_fit(
             "asked": {"model": settings, "training": train_kwargs},
             "seed": seed,
         }
-        with tempfile.TemporaryDirectory() as nowhere:
-            kept = Path(nowhere) if directory is None else directory / f"fold-{fold}"
-            model = train_or_load(model, asked, kept, resume=directory is not None, seed=seed, **training)
+        model = train_or_load(model, asked, directory and directory / f"fold-{fold}", seed=seed, **training)
         rows.append(np.flatnonzero(scored))
         fold_of.append(np.full(len(rows[-1]), str(fold)))
         z.append(model.get_latent_representation(indices=rows[-1]))

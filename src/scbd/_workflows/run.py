@@ -33,7 +33,7 @@ from scbd._workflows.candidates import (
 from scbd._workflows.compare import evaluate
 from scbd._workflows.inspection import find_place_columns
 from scbd._workflows.report import Report, write_report
-from scbd._workflows.report_contents import collect_report
+from scbd._workflows.report_contents import FILES, collect_report
 from scbd._workflows.training_runs import (
     describe_training_data,
     locate_inputs,
@@ -59,20 +59,9 @@ if TYPE_CHECKING:
 _BLOCKS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY}
 # Files from which an interrupted run can be continued.
 _STATE_FILES = ("settings.json", "checkpoints/last.ckpt")
-# All files and folders that a run writes. A new run raises an error if its directory contains one of them.
-_OUTPUTS = (
-    "cells.h5ad",
-    "history.csv",
-    "metrics.csv",
-    "model",
-    "replicates.csv",
-    "report.html",
-    "training_curves.png",
-    "umap.png",
-    "verdict.csv",
-    "verdict.txt",
-    *_STATE_FILES,
-)
+# All files and folders that a run writes, except a folder of checkpoints without a checkpoint. A new run raises an error
+# if its directory contains one of them.
+_OUTPUTS = {name for names in FILES for name in names.split(", ")} - {"checkpoints/"} | set(_STATE_FILES)
 # _TEST_FRACTION: fraction of the cells that are test cells, and also fraction of the perturbations that are held out
 # with all of their cells. _MIN_PERTURBATIONS_TO_HOLD_OUT: minimum number of perturbations for which whole perturbations
 # are held out. _SPLIT_ARGUMENTS: arguments of SCBDModel.train with which users split the cells themselves.
@@ -210,19 +199,19 @@ def run(
     ... )  # doctest: +SKIP
     """
     out = _new_directory(out, resume=resume)
-    columns, training = as_columns(e_key), train_kwargs or {}
+    columns, model_kwargs, training = as_columns(e_key), model_kwargs or {}, train_kwargs or {}
     seed_everything(seed)
     setup = {"y_key": y_key, "e_key": columns, **(setup_kwargs or {})}
     with recorded_warnings() as messages:
         SCBDModel.setup_anndata(adata, **setup)
-        model = SCBDModel(adata, **(model_kwargs or {}))
+        model = SCBDModel(adata, **model_kwargs)
     inputs = locate_inputs(adata, setup)
     for key in (mechanism_key, guide_key):
         for column in () if key is None else as_columns(key):
             get_obs_column(adata.obs, column)
     data = describe_training_data(adata, setup, training.get("split"))
     _check_writable(_without_inputs(adata, inputs))
-    asked = {"data": data, "asked": {"model": model_kwargs or {}, "training": training}, "seed": seed}
+    asked = {"data": data, "asked": {"model": model_kwargs, "training": training}, "seed": seed}
     if all(training.get(name) is None for name in _SPLIT_ARGUMENTS):
         held_out = _default_split(adata, y_key, columns, setup.get("control"), model._train_size, seed)
         training = {**training, "split": held_out}
@@ -237,7 +226,7 @@ def run(
     blocks = {name: key for name, key in _BLOCKS.items() if name == "z_c" or model.module.style is not None}
     for name, key in blocks.items():
         adata.obsm[key] = model.get_latent_representation(block=name[-1])
-    pca_key = PIXEL_PCA_KEY if inputs.image_key else FEATURE_PCA_KEY
+    pca_name, pca_key = ("pixel PCA", PIXEL_PCA_KEY) if inputs.image_key else ("feature PCA", FEATURE_PCA_KEY)
     adata.obsm[pca_key] = compute_input_pca(adata, inputs, seed)
     _store_split(adata.obs, model)
     environments = [columns] if model.module.covariates is None else [(column,) for column in columns]
@@ -250,13 +239,17 @@ def run(
     y_name, *e_names = crosses
     labels = _cell_labels(adata.obs, model, y_name, e_names, setup, mechanism_key, guide_key)
 
-    reference = choose_reference_cells(labels, (model_kwargs or {}).get("standardize_by", "auto"))
-    candidates = compute_corrected_inputs(*_named_inputs(adata, inputs, labels, pca_key), labels, reference)
+    reference = choose_reference_cells(labels, model_kwargs.get("standardize_by", "auto"))
+    input_name, values, source = pca_name, adata.obsm[pca_key], inputs.source(adata)
+    if inputs.image_key is None and source.shape[0] * source.shape[1] <= _MAX_PROBED_VALUES:
+        features = np.asarray(source.read(slice(0, source.shape[0])))
+        input_name, values = "features", standardize_over_training_cells(features, labels.is_train)
+    candidates = compute_corrected_inputs(input_name, values, labels, reference)
     probed = {name: z for name, z in candidates.items() if not name.endswith("sphered")}
     candidates["z_c"] = adata.obsm[CONTENT_KEY]
     add_standardised(candidates, "z_c", labels, reference)
     if inputs.image_key is None if erm is None else erm:
-        candidates["ERM"] = _erm_embedding(adata, setup, model_kwargs or {}, out, {"seed": seed} | training)
+        candidates["ERM"] = _erm_embedding(adata, setup, model_kwargs, out, {"seed": seed} | training)
     judged = judge_embeddings(labels, candidates, seed=seed)
     if judged.best is not None:
         adata.obsm[BEST_KEY] = np.asarray(candidates[judged.best], dtype=np.float32)
@@ -282,7 +275,7 @@ def run(
         labels,
         judged,
         inputs=inputs,
-        input_embedding=("pixel PCA" if inputs.image_key else "feature PCA", pca_key),
+        input_embedding=(pca_name, pca_key),
         reference=reference,
         settings=settings,
         warnings=messages,
@@ -290,7 +283,8 @@ def run(
     )
     write_report(report, out / "report.html")
     _write_pictures(adata, report, [y_name, *e_names], blocks, out, seed)
-    _write_cells(_without_inputs(adata, inputs), out / "cells.h5ad")
+    with write_atomically(out / "cells.h5ad") as partial:
+        _without_inputs(adata, inputs).write_h5ad(partial)
     table.attrs |= {"verdict": text, "scores": judged.scores}
     return table
 
@@ -370,20 +364,6 @@ def _cell_labels(
     )
 
 
-def _named_inputs(adata: AnnData, inputs: InputLocation, labels: CellLabels, pca_key: str) -> tuple[str, np.ndarray]:
-    """Return the name and the values ``(N, D)`` of the embedding that represents the inputs in comparisons with z_c.
-
-    Features are scaled to mean 0 and variance 1 over the training cells. Images, and features with more than 50 million
-    values, are represented by their principal components.
-    """
-    source = inputs.source(adata)
-    if inputs.image_key is None and source.shape[0] * source.shape[1] <= _MAX_PROBED_VALUES:
-        return "features", standardize_over_training_cells(
-            np.asarray(source.read(slice(0, source.shape[0]))), labels.is_train
-        )
-    return ("feature PCA" if inputs.image_key is None else "pixel PCA"), adata.obsm[pca_key]
-
-
 def _erm_embedding(
     adata: AnnData, setup: Mapping[str, Any], model: Mapping[str, Any], out: Path, training: Mapping[str, Any]
 ) -> np.ndarray:
@@ -441,11 +421,9 @@ def _default_split(
     if len(each) - len(kept) >= _MIN_PERTURBATIONS_TO_HOLD_OUT:
         apart = hold_out_perturbations(names, share=_TEST_FRACTION, validation_share=0, keep=kept, seed=seed)
         rows, unseen = apart.train, apart.test
-    sizes = {
-        "train_size": (1 - _TEST_FRACTION) * train_size,
-        "validation_size": (1 - _TEST_FRACTION) * (1 - train_size),
-    }
-    inside = stratified_split([names, get_label_texts(adata, e_key)], **sizes, seed=seed, rows=rows)
+    trained, validated = ((1 - _TEST_FRACTION) * fraction for fraction in (train_size, 1 - train_size))
+    strata = [names, get_label_texts(adata, e_key)]
+    inside = stratified_split(strata, train_size=trained, validation_size=validated, seed=seed, rows=rows)
     return Split(inside.train, inside.validation, np.concatenate([inside.test, unseen]))
 
 
@@ -533,8 +511,3 @@ def _check_writable(cells: AnnData) -> None:
                     f"del adata.{slot}[{key!r}]."
                 )
                 raise ValueError(msg) from error
-
-
-def _write_cells(cells: AnnData, path: Path) -> None:
-    with write_atomically(path) as partial:
-        cells.write_h5ad(partial)

@@ -8,11 +8,9 @@ from __future__ import annotations
 import logging
 import math
 import os
-import tempfile
 import warnings
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -237,16 +235,14 @@ def select_alpha(
             "asked": {"model": settings | {"alpha": alpha}, "training": train_kwargs},
             "seed": seed,
         }
-        with tempfile.TemporaryDirectory() as nowhere:
-            name = f"alpha-{alpha:g}-seed-{seed}" + f"-fold-{fold}" * bool(held_out)
-            kept = Path(nowhere) if directory is None else directory / "runs" / name
-            try:
-                model = train_or_load(model, asked, kept, resume=directory is not None, seed=seed, **training)
-                scored = model.test_indices if held_out else model.validation_indices
-                scores = _score_run(model, scored, y, e)
-            except TrainingDiverged as error:
-                warnings.warn(f"alpha={alpha:g}: {error}", UserWarning, stacklevel=2)
-                scores = {"accuracy": math.nan, "chance": math.nan, "cells": math.nan}
+        name = f"alpha-{alpha:g}-seed-{seed}" + f"-fold-{fold}" * bool(held_out)
+        try:
+            model = train_or_load(model, asked, directory and directory / "runs" / name, seed=seed, **training)
+            scored = model.test_indices if held_out else model.validation_indices
+            scores = _score_run(model, scored, y, e)
+        except TrainingDiverged as error:
+            warnings.warn(f"alpha={alpha:g}: {error}", UserWarning, stacklevel=2)
+            scores = dict.fromkeys(("accuracy", "chance", "cells"), math.nan)
         rows.append({"seed": seed, "held_out": held_out, "alpha": alpha, **scores})
     runs = pd.DataFrame(rows)
     found = choose_alpha(runs, criterion=criterion)
