@@ -228,8 +228,6 @@ def without_values() -> dict[str, Any]:
         ({"crops": None}, [], ["Cells of the strongest perturbations"]),
         ({"crops": (np.empty((0, 2, 4, 4)), [], ["DNA", "actin"])}, ["no crops of held-out cells"], []),
         ({"controls": []}, ["Coloured: the 4 perturbations with the strongest"], ["Grey: controls."]),
-        ({"controls": [], "strongest": []}, ["Coloured: all perturbations."], []),
-        ({"strongest": []}, ["Coloured: all perturbations. Grey: controls."], []),
         ({"e_keys": ["well", "day"]}, ["does not carry the environment (day)", "day: 1 values"], []),
         ({"e_keys": []}, [], ["If colours are mixed"]),
         ({"best": None}, ["No embedding is called best."], ["z_c best"]),
@@ -251,7 +249,7 @@ def test_write_report_missing_parts_are_replaced_by_sentences(tmp_path, changes,
     assert not any(phrase in text for phrase in absent)
 
 
-@pytest.mark.parametrize("columns", [["value", "low", "high", "chance"], ["low", "high"], ["chance"], ["n"]])
+@pytest.mark.parametrize("columns", [["value", "low", "high", "chance"], ["low", "high"], ["chance"]])
 def test_write_report_missing_numbers_are_dashes(tmp_path, columns):
     report = make_report()
     page = write_and_parse(replace(report, scores=report.scores.assign(**dict.fromkeys(columns, np.nan))), tmp_path)
@@ -278,17 +276,16 @@ def test_write_report_any_number_of_perturbations_states_the_rest(tmp_path, n_pe
         assert all(phrase in page.text for phrase in phrases)
 
 
-def test_write_report_heat_map_keeps_the_strongest_and_no_controls(monkeypatch):
+def test_write_report_heat_map_keeps_the_longest_profiles_and_no_controls(monkeypatch):
     report = make_report(60, n_cells=200)
-    weak = report.profiles * 1e-3
-    profiles = pd.concat([weak, pd.DataFrame([[9.0] * 5], index=["mock"])])
+    profiles = pd.concat([report.profiles, pd.DataFrame([[9.0] * 5], index=["mock"])])
     names: list[str] = []
     monkeypatch.setattr(report_module, "_encode_figure", lambda figure, *rest, **how: names.extend(tick_labels(figure)))
-    report_module._draw_heat_map(replace(report, profiles=profiles, strongest=["gene_59"]))
+    report_module._draw_heat_map(replace(report, profiles=profiles))
     plt.close("all")
-    assert len(names) == 40 and "gene_59" in names and "mock" not in names
-    norms = np.linalg.norm(weak.drop("gene_59"), axis=1)
-    assert set(names) - {"gene_59"} == set(weak.drop("gene_59").index[np.argsort(-norms)[:39]])
+    assert len(names) == 40
+    norms = np.linalg.norm(report.profiles, axis=1)
+    assert set(names) == set(report.profiles.index[np.argsort(-norms)[:40]])
 
 
 def tick_labels(figure) -> list[str]:
@@ -332,9 +329,8 @@ def test_write_report_numeric_labels_are_matched_as_text(tmp_path):
     report = make_report()
     cells = report.cells
     cells.obs["gene"] = cells.obs["gene"].map({"mock": 0.0} | {f"gene_{i}": i + 1.0 for i in range(4)})
-    text = write_and_parse(
-        replace(report, cells=cells, controls=["0"], strongest=["2", "1"], e_keys=["day"]), tmp_path
-    ).text
+    changes: dict[str, Any] = {"controls": ["0"], "strongest": ["2", "1"], "e_keys": ["day"], "crops": None}
+    text = write_and_parse(replace(report, cells=cells, **changes), tmp_path).text
     assert "Coloured: the 2 perturbations with the strongest effects. Grey: controls. Light grey: 2 others." in text
 
 

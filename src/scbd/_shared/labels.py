@@ -277,13 +277,10 @@ def _cross_labels(labels: Sequence[pd.Categorical]) -> pd.Categorical:
 
 
 def _escaped_texts(labels: pd.Categorical) -> np.ndarray:
-    return np.array([_escape_text(value) for value in labels.categories.tolist()], dtype=object)
+    texts = map(label_text, labels.categories.tolist())
+    return np.array([text.replace("\\", "\\\\").replace("×", "\\×") for text in texts], dtype=object)
 
 
 def _to_plain_type(value: Any) -> Any:
     value = value.item() if isinstance(value, np.generic) else value
     return value if isinstance(value, _STORABLE_LABEL_TYPES) else str(value)
-
-
-def _escape_text(value: Any) -> str:
-    return label_text(value).replace("\\", "\\\\").replace("×", "\\×")

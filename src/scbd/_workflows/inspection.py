@@ -165,7 +165,8 @@ def describe_path(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -
     if kind.name not in (*_KINDS_OF_CROPS, "anndata"):
         return "\n".join([*lines, f"Next: {kind.advice}."])
     try:
-        crops = read_crops(path, image_key=image_key, file_columns=_file_columns(path, kind) or "path")
+        files = {"file_columns": image_columns(path)} if kind.name == "image_table" else {}
+        crops = read_crops(path, image_key=image_key, **files)
     except KeyError:
         if kind.name != "anndata" or image_key != IMAGE_KEY:
             raise
@@ -288,13 +289,8 @@ def _describe_labels_of_images(path: str | os.PathLike[str], kind: DataKind, cro
 
 def _conversion_command(path: str | os.PathLike[str], kind: DataKind, options: str = "--y-key …") -> str:
     """Return the command ``scbd convert`` that converts the crops at ``path`` to a screen, quoted for a shell."""
-    columns = _file_columns(path, kind)
-    files = f"--file-columns {shlex.join(columns)} " if columns else ""
+    files = f"--file-columns {shlex.join(image_columns(path))} " if kind.name == "image_table" else ""
     return f"scbd convert {_quote_word(path)} {files}{options} --out screen.zarr"
-
-
-def _file_columns(path: str | os.PathLike[str], kind: DataKind) -> list[str]:
-    return image_columns(path) if kind.name == "image_table" else []
 
 
 def _quote_word(word: object) -> str:
@@ -401,12 +397,15 @@ def _propose_environment(
     candidates = [column for columns in named for column in columns]
     if not candidates:
         return None, ["No column has the name of a plate, batch, day, donor or the like: fill in --e-key."]
-    confounded = {column: _count_confounded(obs, y_key, column) for column in candidates}
-    first = next(columns for columns in named if columns)
-    limit = 0 if y_key is None else _MAX_CONFOUNDED_FRACTION * len(values[y_key])
-    repeated = [column for column in first if confounded[column] <= limit]
-    e_key = (
-        min(repeated, key=lambda column: len(values[column])) if repeated else min(first, key=confounded.__getitem__)
+    # number of perturbations that occur in only one environment, for each column
+    confounded, limit = dict.fromkeys(candidates, 0), 0.0
+    if y_key is not None:
+        by_perturbation = obs.groupby(y_key, observed=True, sort=False)
+        confounded = {column: int((by_perturbation[column].nunique() == 1).sum()) for column in candidates}
+        limit = _MAX_CONFOUNDED_FRACTION * len(values[y_key])
+    e_key = min(
+        next(columns for columns in named if columns),
+        key=lambda column: (0, len(values[column])) if confounded[column] <= limit else (confounded[column], 0),
     )
 
     def describe(column: str) -> str:
@@ -429,14 +428,6 @@ def find_place_columns(columns: Iterable[str]) -> list[str]:
     """
     patterns = [pattern for pattern in _ENVIRONMENTS if pattern is not _SITE]
     return [column for pattern in patterns for column in columns if pattern.fullmatch(normalise_name(column))]
-
-
-def _count_confounded(obs: pd.DataFrame, y_key: str | None, column: str) -> int:
-    """Count the perturbations that occur in only one environment, if ``column`` is taken as the environment."""
-    if y_key is None:
-        return 0
-    pairs = obs[[y_key, column]].dropna().drop_duplicates()
-    return int((pairs[y_key].value_counts() == 1).sum())
 
 
 def _describe_controls(

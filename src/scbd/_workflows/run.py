@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 _BLOCKS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY}
 # Files from which an interrupted run can be continued.
 _STATE_FILES = ("settings.json", "checkpoints/last.ckpt")
-# All files and folders that a run writes, except a folder of checkpoints without a checkpoint. A new run raises an error
-# if its directory contains one of them.
+# All files and folders that a run writes, except an empty folder of checkpoints. A new run raises an error if its
+# directory contains one of them.
 _OUTPUTS = {name for names in FILES for name in names.split(", ")} - {"checkpoints/"} | set(_STATE_FILES)
 # _TEST_FRACTION: fraction of the cells that are test cells, and also fraction of the perturbations that are held out
 # with all of their cells. _MIN_PERTURBATIONS_TO_HOLD_OUT: minimum number of perturbations for which whole perturbations

@@ -49,6 +49,8 @@ _DEFAULT_TRAIN_SIZE = 0.9
 # _MAX_ASSUMPTION_CELLS: maximum number of cells on which the accuracy of a trained model is computed.
 # _MAX_CELLS_PER_PROBE: maximum number of cells for classifiers (probes) that predict the environment.
 _MAX_ASSUMPTION_CELLS, _MAX_CELLS_PER_PROBE = 100_000, 20_000
+# error message, raised before training where possible
+_NO_VALIDATION_CELLS = "There are no validation cells to choose by: lower train_size, or mark some in the split column."
 
 
 @dataclass(frozen=True)
@@ -299,8 +301,7 @@ def _check_settings(adata: AnnData, model: Mapping[str, Any], training: Mapping[
     train, size = training.get("train_size"), training.get("validation_size")
     size = 1 - (_DEFAULT_TRAIN_SIZE if train is None else train) if size is None else size
     if not (unseen or (size > 0 if split is None else len(split.validation))):
-        msg = "There are no validation cells to choose by: lower train_size, or mark some in the split column."
-        raise ValueError(msg)
+        raise ValueError(_NO_VALIDATION_CELLS)
 
 
 def _score_run(model: SCBDModel, scored: np.ndarray, y: np.ndarray, e: np.ndarray) -> dict[str, float]:
@@ -316,8 +317,7 @@ def _score_run(model: SCBDModel, scored: np.ndarray, y: np.ndarray, e: np.ndarra
     """
     learned, scored, new = map(_subsample, (model.train_indices, scored, model.validation_indices))
     if not len(scored):
-        msg = "There are no validation cells to choose by: lower train_size, or mark some in the split column."
-        raise ValueError(msg)
+        raise ValueError(_NO_VALIDATION_CELLS)
     z = [model.get_latent_representation(indices=rows) for rows in (learned, scored)]
     predicted = predict_labels(z[0], y[learned], z[1], classifier="nearest_mean")
     scores = {
@@ -335,11 +335,9 @@ def _score_run(model: SCBDModel, scored: np.ndarray, y: np.ndarray, e: np.ndarra
 
 
 def _subsample(rows: np.ndarray) -> np.ndarray:
-    return (
-        rows
-        if len(rows) <= _MAX_ASSUMPTION_CELLS
-        else np.sort(np.random.default_rng(0).choice(rows, _MAX_ASSUMPTION_CELLS, replace=False))
-    )
+    if len(rows) <= _MAX_ASSUMPTION_CELLS:
+        return rows
+    return np.sort(np.random.default_rng(0).choice(rows, _MAX_ASSUMPTION_CELLS, replace=False))
 
 
 def _majority_accuracy(labels: np.ndarray) -> float:

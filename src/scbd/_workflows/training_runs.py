@@ -177,7 +177,7 @@ def train_or_load(
     with recorded_warnings() as messages:
         model.train(checkpoint_dir=out / "checkpoints", resume=resume, **training)
     model.save(str(out / "model"), overwrite=True)
-    # settings.json holds everything that is needed to repeat the run, including settings that were chosen automatically.
+    # settings.json holds all that is needed to repeat the run, including settings that were chosen automatically.
     settings = {
         **asked,
         "versions": {name: version(name) for name in ("scbd", "torch", "scvi-tools", "anndata")},
