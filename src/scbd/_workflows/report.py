@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 # _MAX_UMAP_CELLS: maximum number of cells drawn in a UMAP.
 _MIN_UMAP_CELLS, _MAX_UMAP_CELLS = 5, 5_000
 # _MAX_LEGEND_LABELS: maximum number of environments for which every environment is coloured in a UMAP. With more
-# environments, the legend would have two columns and leave no room for the cells; then, _N_COLOURED_LABELS are coloured.
+# environments, the legend would have two columns and leave no room for the cells. _N_COLOURED_LABELS: number of
+# environments that are coloured then.
 _MAX_LEGEND_LABELS, _N_COLOURED_LABELS = 14, 10
 # Settings of the pictures of cells. _MAX_CROP_PERTURBATIONS: maximum number of perturbations, each drawn as one row.
 # _CROPS_PER_ROW: number of cells per row. _MAX_CHANNELS: maximum number of channels drawn.
