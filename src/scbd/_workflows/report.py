@@ -18,7 +18,6 @@ import pandas as pd
 
 from scbd import pl
 from scbd._shared.files import write_text
-from scbd._shared.labels import label_text, label_values
 from scbd.pl._style import wrap_name
 from scbd.pl._umap import compute_umap
 
@@ -36,9 +35,9 @@ _MIN_UMAP_CELLS, _MAX_UMAP_CELLS = 5, 5_000
 # environments, the legend would have two columns and leave no room for the cells. _N_COLOURED_LABELS: number of
 # environments that are coloured then.
 _MAX_LEGEND_LABELS, _N_COLOURED_LABELS = 14, 10
-# Settings of the pictures of cells. _MAX_CROP_PERTURBATIONS: maximum number of perturbations, each drawn as one row.
-# _CROPS_PER_ROW: number of cells per row. _MAX_CHANNELS: maximum number of channels drawn.
-_MAX_CROP_PERTURBATIONS, _CROPS_PER_ROW, _MAX_CHANNELS = 5, 4, 6
+# Settings of the pictures of cells. MAX_CROP_PERTURBATIONS: maximum number of perturbations, each drawn as one row.
+# CROPS_PER_ROW: number of cells per row. _MAX_CHANNELS: maximum number of channels drawn.
+MAX_CROP_PERTURBATIONS, CROPS_PER_ROW, _MAX_CHANNELS = 5, 4, 6
 # maximum number of perturbations in the heat map of profiles
 _MAX_PROFILES = 40
 # Maximum number of perturbations for which the columns of the heat map are labelled. With more perturbations, only the
@@ -77,7 +76,7 @@ class Report:
     terms
         Mapping from each term in the names of embeddings, such as ``"sphered"``, to its explanation.
     cells
-        Held-out cells: labels in ``obs``, and embeddings in ``obsm``.
+        Held-out cells: labels as categorical texts in ``obs``, and embeddings in ``obsm``.
     embeddings
         Embeddings to draw as UMAPs: mapping from the title of each embedding to its key in ``cells.obsm``. The inputs
         are first, then z_c, then the best embedding if it is not z_c.
@@ -160,23 +159,15 @@ def write_report(report: Report, path: Path) -> None:
 
     how: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     template = Environment(loader=PackageLoader("scbd._workflows", "."), **how).get_template("report.html.jinja")
-    obs = report.cells.obs
-    # perturbation and environments of the held-out cells as text, one column per label
-    labels = pd.DataFrame(
-        {
-            key: label_values(obs, key, allow_missing=True).cat.rename_categories(label_text)
-            for key in (report.y_key, *report.e_keys)
-        },
-        index=obs.index,
-    )
+    labels = report.cells.obs[[report.y_key, *report.e_keys]]
     decisions = report.decisions.reindex(columns=["decision", "value", "n_cells", "why"])
     n_cells = decisions["n_cells"].map(lambda n: "–" if pd.isna(n) else f"{int(n):,}")
     with _isolated_plotting():
         page = template.render(
             report=report,
-            counts=[f"{len(obs):,} held-out cells", *(f"{key}: {labels[key].nunique():,} values" for key in labels)],
+            counts=[f"{len(labels):,} held-out cells", *(f"{key}: {labels[key].nunique():,} values" for key in labels)],
             umaps=_draw_umaps(report, labels),
-            n_cells=len(obs),
+            n_cells=len(labels),
             max_umap_cells=_MAX_UMAP_CELLS,
             measures=[
                 _format_measure(scores, report.best) for _, scores in report.scores.groupby("measure", sort=False)
@@ -369,9 +360,9 @@ def _draw_crops(report: Report) -> list[_Picture]:
     images, labels, channels = report.crops
     names = np.array(labels, dtype=object)
     groups = {"control": np.flatnonzero(np.isin(names, report.controls))}
-    groups |= {name: np.flatnonzero(names == name) for name in report.strongest[:_MAX_CROP_PERTURBATIONS]}
+    groups |= {name: np.flatnonzero(names == name) for name in report.strongest}
     groups = {name: rows for name, rows in groups.items() if len(rows)}
-    pixels = [np.asarray(images[rows[:_CROPS_PER_ROW]], dtype=np.float32) for rows in groups.values()]
+    pixels = [np.asarray(images[rows[:CROPS_PER_ROW]], dtype=np.float32) for rows in groups.values()]
     low, high = np.percentile(np.concatenate(pixels), _PERCENTILES, axis=(0, 2, 3))
     scale = np.where(high > low, high - low, 1)[:, None, None]
     scaled = [((crops - low[:, None, None]) / scale).clip(0, 1) for crops in pixels]
@@ -406,7 +397,7 @@ def _draw_mosaic(names: Sequence[str], rows: Sequence[np.ndarray], title: str) -
 
     height, width = rows[0].shape[2:]
     gap = max(1, width // 16)
-    canvas = np.ones((len(rows) * (height + gap) - gap, _CROPS_PER_ROW * (width + gap) - gap, 3), dtype=np.float32)
+    canvas = np.ones((len(rows) * (height + gap) - gap, CROPS_PER_ROW * (width + gap) - gap, 3), dtype=np.float32)
     for place, crops in enumerate(rows):
         top = place * (height + gap)
         for column, crop in enumerate(crops):

@@ -35,8 +35,10 @@ from scbd._workflows.inspection import find_place_columns
 from scbd._workflows.report import Report, write_report
 from scbd._workflows.report_contents import FILES, collect_report
 from scbd._workflows.training_runs import (
+    SPLIT_ARGUMENTS,
     describe_training_data,
     locate_inputs,
+    log_level,
     recorded_warnings,
     seed_everything,
     train_or_load,
@@ -64,8 +66,8 @@ _STATE_FILES = ("settings.json", "checkpoints/last.ckpt")
 _OUTPUTS = {name for names in FILES for name in names.split(", ")} - {"checkpoints/"} | set(_STATE_FILES)
 # _TEST_FRACTION: fraction of the cells that are test cells, and also fraction of the perturbations that are held out
 # with all of their cells. _MIN_PERTURBATIONS_TO_HOLD_OUT: minimum number of perturbations for which whole perturbations
-# are held out. _SPLIT_ARGUMENTS: arguments of SCBDModel.train with which users split the cells themselves.
-_TEST_FRACTION, _MIN_PERTURBATIONS_TO_HOLD_OUT, _SPLIT_ARGUMENTS = 0.2, 30, ("split", "train_size", "validation_size")
+# are held out.
+_TEST_FRACTION, _MIN_PERTURBATIONS_TO_HOLD_OUT = 0.2, 30
 # _N_COMPONENTS: number of principal components of features. _N_PCA_CELLS: maximum number of cells to which the PCA is
 # fitted, and also number of cells that the PCA transforms at a time.
 _N_COMPONENTS, _N_PCA_CELLS = 50, 20_000
@@ -212,9 +214,8 @@ def run(
     data = describe_training_data(adata, setup, training.get("split"))
     _check_writable(_without_inputs(adata, inputs))
     asked = {"data": data, "asked": {"model": model_kwargs, "training": training}, "seed": seed}
-    if all(training.get(name) is None for name in _SPLIT_ARGUMENTS):
-        held_out = _default_split(adata, y_key, columns, setup.get("control"), model._train_size, seed)
-        training = {**training, "split": held_out}
+    if all(training.get(name) is None for name in SPLIT_ARGUMENTS):
+        training = {**training, "split": _default_split(adata, setup, model._train_size, seed)}
     model = train_or_load(model, asked, out, resume=resume, **{"seed": seed} | training)
     settings = json.loads((out / "settings.json").read_text(encoding="utf-8"))
     messages += settings.get("warnings", [])
@@ -372,28 +373,16 @@ def _erm_embedding(
     The classifier has the same inputs and the same split as the SCBD model. Settings that both models have are equal,
     too.
     """
-    notes, level = logging.getLogger("scbd"), logging.getLogger("scbd").level
-    with warnings.catch_warnings():
-        # Warnings are hidden, because the user has already seen them when the SCBD model was trained on these cells.
+    # Warnings are hidden, because the user has already seen them when the SCBD model was trained on these cells.
+    with warnings.catch_warnings(), log_level("scbd", logging.ERROR):
         warnings.simplefilter("ignore")
-        notes.setLevel(logging.ERROR)
-        try:
-            ERMModel.setup_anndata(adata, **setup)
-            erm = ERMModel(adata, **{name: value for name, value in model.items() if name in _SHARED_WITH_ERM})
-            erm.train(**{**training, "checkpoint_dir": out / "checkpoints" / "erm", "resume": True})
-            return erm.get_latent_representation()
-        finally:
-            notes.setLevel(level)
+        ERMModel.setup_anndata(adata, **setup)
+        erm = ERMModel(adata, **{name: value for name, value in model.items() if name in _SHARED_WITH_ERM})
+        erm.train(**{**training, "checkpoint_dir": out / "checkpoints" / "erm", "resume": True})
+        return erm.get_latent_representation()
 
 
-def _default_split(
-    adata: AnnData,
-    y_key: str | Sequence[str],
-    e_key: str | Sequence[str],
-    control: Any,
-    train_size: float,
-    seed: int,
-) -> Split:
+def _default_split(adata: AnnData, setup: Mapping[str, Any], train_size: float, seed: int) -> Split:
     """Split cells at random into training, validation and test cells.
 
     Test cells are a fifth of the cells of each perturbation in each environment. With 30 or more perturbations, all
@@ -404,25 +393,23 @@ def _default_split(
     ----------
     adata
         Cells.
-    y_key, e_key
-        Columns of perturbation and environment.
-    control
-        Label or labels of the controls, which always have training cells. If `None`, perturbations with a usual name of
-        controls, such as DMSO, count as controls.
+    setup
+        Arguments of ``setup_anndata`` by name. Controls always have training cells. If no ``control`` is given,
+        perturbations with a usual name of controls, such as DMSO, count as controls.
     train_size
         Fraction of the cells outside the test cells that are training cells.
     seed
         Seed of the split.
     """
-    names = get_label_texts(adata, y_key)
+    names, control = get_label_texts(adata, setup["y_key"]), setup.get("control")
     each = pd.unique(names)
-    kept = find_likely_controls(each) if control is None else check_control_labels(control, each, y_key)
+    kept = find_likely_controls(each) if control is None else check_control_labels(control, each, setup["y_key"])
     rows, unseen = np.arange(adata.n_obs), np.empty(0, dtype=np.int64)
     if len(each) - len(kept) >= _MIN_PERTURBATIONS_TO_HOLD_OUT:
         apart = hold_out_perturbations(names, share=_TEST_FRACTION, validation_share=0, keep=kept, seed=seed)
         rows, unseen = apart.train, apart.test
     trained, validated = ((1 - _TEST_FRACTION) * fraction for fraction in (train_size, 1 - train_size))
-    strata = [names, get_label_texts(adata, e_key)]
+    strata = [names, get_label_texts(adata, setup["e_key"])]
     inside = stratified_split(strata, train_size=trained, validation_size=validated, seed=seed, rows=rows)
     return Split(inside.train, inside.validation, np.concatenate([inside.test, unseen]))
 

@@ -19,7 +19,13 @@ import pandas as pd
 from scbd._shared.checks import check_choice, check_count
 from scbd._shared.files import check_output_directory, save_figure, write_table
 from scbd._shared.labels import as_columns, check_anndata, label_values
-from scbd._workflows.training_runs import check_repeatable, describe_training_data, seed_everything, train_or_load
+from scbd._workflows.training_runs import (
+    SPLIT_ARGUMENTS,
+    check_repeatable,
+    describe_training_data,
+    seed_everything,
+    train_or_load,
+)
 from scbd.baselines._classifiers import ERMModel
 from scbd.data._splits import hold_out_environments, split_by_column
 from scbd.metrics._probes import label_probe, predict_labels
@@ -41,8 +47,8 @@ Criterion = Literal["kept", "unseen"]
 # loss, and the values under "listing" are for all other forms. These values differ because the scale of alpha depends
 # on the form.
 _DEFAULT_ALPHAS = {"variance": (0.0, 0.003, 0.01, 0.03, 0.1), "listing": (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)}
-# With the criterion "kept", the chosen alpha must reach this fraction of the highest accuracy above chance.
-_KEPT_FRACTION = 0.97
+# With each criterion, the chosen alpha must reach this fraction of the highest accuracy above chance.
+_KEPT_FRACTION: dict[Criterion, float] = {"kept": 0.97, "unseen": 1.0}
 # Default fraction of the cells that are trained on. Alpha is chosen on all other cells. The default also holds for
 # encoders that would otherwise be trained on all cells by default.
 _DEFAULT_TRAIN_SIZE = 0.9
@@ -228,7 +234,7 @@ def select_alpha(
         training = dict(train_kwargs)
         if held_out:
             training["split"] = hold_out_environments(environments, held_out, strata=[y.astype(str)], seed=seed)
-        elif all(training.get(name) is None for name in ("split", "train_size", "validation_size")):
+        elif all(training.get(name) is None for name in SPLIT_ARGUMENTS):
             training["train_size"] = _DEFAULT_TRAIN_SIZE
         seed_everything(seed)
         model = SCBDModel(adata, **settings | {"alpha": alpha})
@@ -345,7 +351,7 @@ def _majority_accuracy(labels: np.ndarray) -> float:
     return float(pd.Series(labels).value_counts(normalize=True).max()) if len(labels) else math.nan
 
 
-def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: float | None = None) -> AlphaSelection:
+def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept") -> AlphaSelection:
     r"""Choose alpha, the weight of the invariance loss, from models trained at several alphas.
 
     The rule is that of :func:`select_alpha`.
@@ -359,17 +365,14 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
         compared in pairs.
     criterion
         Criterion that was used in the runs, ``"kept"`` or ``"unseen"``, see :func:`select_alpha`.
-    keep
-        Fraction :math:`\kappa` of the highest accuracy above chance that must be reached, from 0 to 1. Default: 0.97
-        for ``"kept"``, and 1 for ``"unseen"``.
 
     Raises
     ------
     KeyError
         If a column is missing.
     ValueError
-        If there are fewer than two alphas, if each alpha has a run whose accuracy is NaN, if the criterion does not
-        exist, or if ``keep`` is not between 0 and 1.
+        If there are fewer than two alphas, if each alpha has a run whose accuracy is NaN, or if the criterion does not
+        exist.
     """
     check_choice("criterion", criterion, Criterion)
     missing = [column for column in ("alpha", "accuracy", "chance", "cells") if column not in runs]
@@ -378,10 +381,6 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
         raise KeyError(msg)
     if runs["alpha"].nunique() < 2:
         msg = "There is nothing to choose from: give the runs of at least two alphas."
-        raise ValueError(msg)
-    keep = {"kept": _KEPT_FRACTION, "unseen": 1.0}[criterion] if keep is None else keep
-    if not 0 <= keep <= 1:
-        msg = f"keep={keep} is the share of the best accuracy that has to be reached, between 0 and 1."
         raise ValueError(msg)
     groups = runs.groupby("alpha")
     probes = [column for column in ("e from z_c", "e from r_c") if column in runs]
@@ -397,7 +396,8 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
     best = curve["accuracy"].idxmax()
     highest, chance = curve.loc[best, "accuracy"], runs["chance"].mean()
     of_cells = np.sqrt(highest * (1 - highest) / runs.loc[runs["alpha"] == best, "cells"].sum())
-    curve["threshold"] = chance + keep * (highest - chance) - np.fmax(_standard_error_over_runs(runs, best), of_cells)
+    error = np.fmax(_standard_error_over_runs(runs, best), of_cells)
+    curve["threshold"] = chance + _KEPT_FRACTION[criterion] * (highest - chance) - error
     curve["kept"] = curve["accuracy"] >= curve["threshold"]
     alpha = curve.index[(curve["kept"] | (curve.index <= best)).cummin()][-1]
     return AlphaSelection(float(alpha), criterion, float(curve.loc[alpha, "threshold"]), curve, runs)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
+# arguments of SCBDModel.train with which users split the cells themselves
+SPLIT_ARGUMENTS = ("split", "train_size", "validation_size")
+
 
 @contextmanager
 def recorded_warnings() -> Iterator[list[str]]:
@@ -59,6 +62,18 @@ def recorded_warnings() -> Iterator[list[str]]:
         logging.getLogger("scbd").removeHandler(recorder)
 
 
+@contextmanager
+def log_level(name: str, level: int) -> Iterator[None]:
+    """Set the level of the logger ``name``, and restore its earlier level at the end of the ``with`` block."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def seed_everything(seed: int) -> None:
     """Seed the random number generators of Python, numpy and torch with scvi-tools, without its log message.
 
@@ -70,13 +85,8 @@ def seed_everything(seed: int) -> None:
     import scvi
 
     check_count("seed", seed, 0)
-    note = logging.getLogger("lightning.fabric.utilities.seed")
-    level = note.level
-    note.setLevel(logging.WARNING)
-    try:
+    with log_level("lightning.fabric.utilities.seed", logging.WARNING):
         scvi.settings.seed = seed
-    finally:
-        note.setLevel(level)
 
 
 def locate_inputs(adata: AnnData, setup: Mapping[str, Any]) -> InputLocation:
