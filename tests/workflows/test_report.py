@@ -67,7 +67,6 @@ def make_report(n_perturbations: int = 4, *, n_cells: int = 120, n_wells: int = 
         }
     )
     made = Report(
-        title="screen.zarr: gene by well",
         verdict="z_c is best. Use it.",
         next_step="Continue with z_c.",
         best="z_c",
@@ -184,7 +183,7 @@ def test_write_report_escapes_all_text(tmp_path):
     report = make_report()
     obs = report.cells.obs.astype(str).replace({"gene_0": HOSTILE, "W0": HOSTILE}).astype("category")
     renamed: dict[str, Any] = {
-        field.name: HOSTILE for field in fields(Report) if field.name in ("title", "verdict", "best", "code")
+        field.name: HOSTILE for field in fields(Report) if field.name in ("verdict", "best", "code")
     }
     assert report.crops is not None
     images, labels, _ = report.crops

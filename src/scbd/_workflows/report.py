@@ -59,8 +59,6 @@ class Report:
 
     Parameters
     ----------
-    title
-        Title of the page: columns of perturbation and environment, such as ``"gene by well"``.
     verdict
         Text that states which embedding is best (:attr:`scbd._workflows.verdict.Verdict.text`), usually two sentences.
     next_step
@@ -110,7 +108,6 @@ class Report:
         Mapping from the name of each file that the run writes to a description of its content.
     """
 
-    title: str
     verdict: str
     next_step: str
     best: str | None
@@ -169,9 +166,7 @@ def write_report(report: Report, path: Path) -> None:
             umaps=_draw_umaps(report, labels),
             n_cells=len(labels),
             max_umap_cells=_MAX_UMAP_CELLS,
-            measures=[
-                _format_measure(scores, report.best) for _, scores in report.scores.groupby("measure", sort=False)
-            ],
+            measures=[_describe_measure(scores) for _, scores in report.scores.groupby("measure", sort=False)],
             training=_draw_training(report),
             crops=_draw_crops(report),
             heat_map=_draw_heat_map(report),
@@ -278,38 +273,22 @@ def _draw_umap(report: Report, cells: AnnData, title: str, column: str, missing:
     return _encode_figure(axes[0, 0].figure, alt, f"{seen} {meaning}{missing}")
 
 
-def _format_measure(scores: pd.DataFrame, best: str | None) -> dict[str, Any]:
-    """Format the scores of embeddings by one measure as text and as bars, for a table of the HTML template.
+def _describe_measure(scores: pd.DataFrame) -> dict[str, Any]:
+    """Collect what the HTML template needs for the table and the bars of one measure, from the scores by this measure.
 
     Returns
     -------
-    Dictionary with these items: ``name``; ``better``, whether higher or lower is better; ``basis``, the number of
-    perturbations or cells over which scores are averaged; ``range``, the scores at the left and the right end of the
-    bars; and ``rows``, one per embedding. A row holds the ``value``, the ends ``low`` and ``high`` of the confidence
-    interval and ``chance``, as ``text`` and as ``place`` in per cent of the bar's width. Missing numbers are absent.
+    Dictionary with these items: ``rows``, the scores of each embedding; ``n``, the number of perturbations or cells
+    over which the scores are averaged, as text; ``digits``, the number of decimal places of the scores; and ``end``,
+    the score at the right end of the bars, which begin at 0.
     """
-    numbers = scores[["value", "low", "high", "chance"]].astype(float)
-    largest = np.nan_to_num(numbers.to_numpy()).max()
-    digits, end = 2 if largest >= 0.2 else 3, largest or 1.0
-    rows = []
-    for embedding, row in zip(scores["embedding"], numbers.to_dict("records"), strict=True):
-        finite = {name: number for name, number in row.items() if np.isfinite(number)}
-        rows.append(
-            {
-                "embedding": embedding,
-                "is_best": embedding == best,
-                "text": {name: f"{number:.{digits}f}" for name, number in finite.items()},
-                "place": {name: round(100 * number / end, 2) for name, number in finite.items()},
-            }
-        )
+    largest = np.nan_to_num(scores[["value", "low", "high", "chance"]].to_numpy(float)).max()
     fewest, most = scores["n"].min(), scores["n"].max()
-    first = scores.iloc[0]
     return {
-        "name": first["measure"],
-        "better": first["better"],
-        "basis": f"{fewest:,} {'' if fewest == most else f'to {most:,} '}{first['unit']}",
-        "range": (f"{0:.{digits}f}", f"{end:.{digits}f}"),
-        "rows": rows,
+        "rows": scores.to_dict("records"),
+        "n": f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}",
+        "digits": 2 if largest >= 0.2 else 3,
+        "end": largest or 1.0,
     }
 
 

@@ -112,7 +112,6 @@ def collect_report(
     obs = pd.DataFrame({labels.y_name: labels.y, **labels.environments}).iloc[held_out].astype("category")
     obs.index = obs.index.astype(str)
     return Report(
-        title=f"{labels.y_name} by {' and '.join(e_keys)}",
         verdict=judged.text,
         next_step=_next_step(judged, has_warnings=bool(judged.notes or warnings)),
         best=judged.best,

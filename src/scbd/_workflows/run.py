@@ -229,7 +229,11 @@ def run(
         adata.obsm[key] = model.get_latent_representation(block=name[-1])
     pca_name, pca_key = ("pixel PCA", PIXEL_PCA_KEY) if inputs.image_key else ("feature PCA", FEATURE_PCA_KEY)
     adata.obsm[pca_key] = compute_input_pca(adata, inputs, seed)
-    _store_split(adata.obs, model)
+    # Users need this column to exclude training cells from scores, because scores on training cells are too high.
+    part = np.full(adata.n_obs, NOT_IN_SPLIT, dtype=object)
+    for name in ("train", "validation", "test"):
+        part[getattr(model, f"{name}_indices")] = name
+    adata.obs[SPLIT_KEY] = pd.Categorical(part)
     environments = [columns] if model.module.covariates is None else [(column,) for column in columns]
     crosses = {CROSS_SEPARATOR.join(several): several for several in (as_columns(y_key), *environments)}
     for label, several in crosses.items():
@@ -435,17 +439,6 @@ def compute_input_pca(adata: AnnData, inputs: InputLocation, seed: int) -> np.nd
     pca = PCA(min(_N_COMPONENTS, *sample.shape), svd_solver="randomized", random_state=seed).fit(sample)
     parts = (slice(start, start + _N_PCA_CELLS) for start in range(0, n, _N_PCA_CELLS))
     return np.concatenate([pca.transform(scaler.transform(source.read(part))) for part in parts]).astype(np.float32)
-
-
-def _store_split(obs: pd.DataFrame, model: SCBDModel) -> None:
-    """Store in ``obs`` whether each cell was a training, validation or test cell of the model.
-
-    Users need this column to exclude training cells from scores, because scores on training cells are too high.
-    """
-    part = np.full(len(obs), NOT_IN_SPLIT, dtype=object)
-    for name in ("train", "validation", "test"):
-        part[getattr(model, f"{name}_indices")] = name
-    obs[SPLIT_KEY] = pd.Categorical(part)
 
 
 def _write_pictures(
