@@ -339,7 +339,7 @@ def _draw_crops(report: Report) -> list[_Picture]:
     images, labels, channels = report.crops
     names = np.array(labels, dtype=object)
     groups = {"control": np.flatnonzero(np.isin(names, report.controls))}
-    groups |= {name: np.flatnonzero(names == name) for name in report.strongest}
+    groups |= {name: np.flatnonzero(names == name) for name in report.strongest[:MAX_CROP_PERTURBATIONS]}
     groups = {name: rows for name, rows in groups.items() if len(rows)}
     pixels = [np.asarray(images[rows[:CROPS_PER_ROW]], dtype=np.float32) for rows in groups.values()]
     low, high = np.percentile(np.concatenate(pixels), _PERCENTILES, axis=(0, 2, 3))
