@@ -36,7 +36,7 @@ PARTS: list[tuple[str, Any, str]] = [
     ("save the model", SCBDModel, "save"),
     ("report", run_module, "write_report"),
     ("pictures", run_module, "_write_pictures"),
-    ("write the cells", run_module, "_write_cells"),
+    ("write the cells", AnnData, "write_h5ad"),
 ]
 WITHIN = {"train": ("split", "channel statistics")}
 

@@ -262,7 +262,7 @@ def whole(tmp_path_factory):
     return run(make_cells(), out=out, **WHOLE), out
 
 
-@pytest.mark.parametrize("where", ["embedding", "evaluate", "write_report", "_write_cells"])
+@pytest.mark.parametrize("where", ["embedding", "evaluate", "write_report", "write_atomically"])
 def test_run_failed_after_training_resumes_without_training(tmp_path, monkeypatch, whole, where):
     with monkeypatch.context() as patch:
         make_stage_fail(patch, where)

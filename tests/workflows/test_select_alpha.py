@@ -187,7 +187,7 @@ def test_choose_alpha_variable_runs_threshold_uses_error_of_runs():
     runs = {0.0: [0.9, 0.5], 1.0: [0.62, 0.62], 10.0: [0.5, 0.5]}
     found = choose_alpha(sweep(runs), criterion="unseen")
     assert found.threshold == pytest.approx(0.7 - np.std([0.9, 0.5], ddof=1) / np.sqrt(2))
-    assert found.alpha == 10 and choose_alpha(sweep(runs), keep=0.5).alpha == 10
+    assert found.alpha == 10
 
 
 @pytest.mark.parametrize("columns", [["held_out"], ["held_out", "seed"]])
@@ -212,7 +212,6 @@ def test_choose_alpha_paired_environments_threshold_uses_differences(columns):
         (sweep({1.0: [0.5]}).drop(columns="chance"), {}, KeyError, "chance"),
         (sweep({0.0: [0.8, np.nan], 1.0: [np.nan]}), {}, ValueError, "NaN"),
         (sweep({0.0: [0.4], 1.0: [0.5]}), {"criterion": "test"}, ValueError, "criterion='test'"),
-        (sweep({0.0: [0.4], 1.0: [0.5]}), {"keep": 1.6}, ValueError, "keep=1.6"),
     ],
 )
 def test_choose_alpha_invalid_input_raises(runs, how, error, named):

@@ -137,24 +137,20 @@ def open_atomically(path: Path) -> Iterator[IO[bytes]]:
         yield file
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(path.parent)
+    # After a file was renamed, fsync of its folder ensures that the new name survives a power failure. Some operating
+    # systems cannot open a folder; the OSError is ignored there.
+    with suppress(OSError):
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def remove_partials(path: Path) -> None:
     """Remove the temporary files that killed processes left while they wrote ``path`` with :func:`write_atomically`."""
     for partial in path.parent.glob(f".{escape(path.name)}.*.partial"):
         partial.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    # After a file was renamed, fsync of its folder ensures that the new name survives a power failure. Some operating
-    # systems cannot open a folder; the OSError is ignored there.
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def check_output_directory(out: str | os.PathLike[str]) -> Path:

@@ -256,34 +256,24 @@ def _label_column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Cat
 def _cross_labels(labels: Sequence[pd.Categorical]) -> pd.Categorical:
     """Combine several categorical columns into one; a combined label consists of the joined texts of its values.
 
-    Two columns are combined at a time, by the integer codes of their values. The texts are thus joined once per
-    combination of values, not once per cell.
+    The texts are joined once per combination of values, not once per cell.
     """
-    first, *others = labels
-    codes, names = first.codes.astype(np.int64), _escaped_texts(first)
-    for other in others:
-        n = len(other.categories)
-        both = np.where((codes < 0) | (other.codes < 0), -1, codes * n + other.codes)
-        there = both >= 0
-        codes[~there] = -1
-        # pd.factorize uses a hash table, and is faster than np.unique, which sorts the codes of all cells
-        codes[there], found = pd.factorize(both[there])
-        pairs = zip(names[found // n], _escaped_texts(other)[found % n], strict=True)
-        names = np.array([CROSS_SEPARATOR.join(pair) for pair in pairs], dtype=object)
-    order = np.argsort(names, kind="stable")
-    rank = np.full(len(order) + 1, -1)
-    rank[order] = np.arange(len(order))
-    return pd.Categorical.from_codes(rank[codes], categories=names[order])
+    codes = pd.DataFrame({number: label.codes for number, label in enumerate(labels)})
+    known = codes[(codes >= 0).all(axis=1)]
+    combinations = known.drop_duplicates()
+    texts = [_escaped_texts(label)[combinations[number]] for number, label in enumerate(labels)]
+    names = [CROSS_SEPARATOR.join(parts) for parts in zip(*texts, strict=True)]
+    # Like names, ngroup numbers the combinations in the order in which they first occur.
+    crossed = np.full(len(codes), -1)
+    crossed[known.index] = known.groupby([*known], sort=False).ngroup()
+    return pd.Categorical.from_codes(crossed, names).reorder_categories(sorted(names))
 
 
 def _escaped_texts(labels: pd.Categorical) -> np.ndarray:
-    return np.array([_escape_text(value) for value in labels.categories.tolist()], dtype=object)
+    texts = map(label_text, labels.categories.tolist())
+    return np.array([text.replace("\\", "\\\\").replace("×", "\\×") for text in texts], dtype=object)
 
 
 def _to_plain_type(value: Any) -> Any:
     value = value.item() if isinstance(value, np.generic) else value
     return value if isinstance(value, _STORABLE_LABEL_TYPES) else str(value)
-
-
-def _escape_text(value: Any) -> str:
-    return label_text(value).replace("\\", "\\\\").replace("×", "\\×")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,6 +58,9 @@ _MAX_PROBE_CELLS = 100_000
 # N_BOOTSTRAP_RESAMPLES: number of bootstrap resamples of the test cells. CONFIDENCE_LEVEL: level of confidence
 # intervals.
 N_BOOTSTRAP_RESAMPLES, CONFIDENCE_LEVEL = 200, 0.95
+
+# function that trains and tests a probe on single cells, as in scbd.evaluate and in the verdict of scbd.run
+score_probe = partial(probe_scores, groups=None, n_bootstrap=N_BOOTSTRAP_RESAMPLES)
 
 
 def evaluate(
@@ -153,15 +157,7 @@ def evaluate(
         for name, space in spaces.items():
             for tested_on, of, learned in parts:
                 x = space if of.all() else np.asarray(space)[of]
-                scores = probe_scores(
-                    x,
-                    adata.obs[label][of],
-                    kind="linear",
-                    groups=None,
-                    train=learned,
-                    n_bootstrap=N_BOOTSTRAP_RESAMPLES,
-                    seed=seed,
-                )
+                scores = score_probe(x, adata.obs[label][of], kind="linear", train=learned, seed=seed)
                 values = {score: scored.value for score, scored in scores.items()}
                 low, high = np.clip(scores["f1"].interval(CONFIDENCE_LEVEL), 0, 1)
                 row = {"embedding": name, "label": label, "tested_on": tested_on, "f1": values.pop("f1")}
@@ -294,12 +290,13 @@ def compare(
     for name, key, values, correction in compared:
         z = np.asarray(values) if correction is None else correct(values, correction, **known)
         corrected.setdefault(name, {})[key] = z[~fit]
-    new, names = adata[~fit], get_label_texts(adata, y_key)
+    new, names = adata[~fit], known["labels"]
+    # Unseen perturbations have no training cells. Controls do not count as perturbations.
+    perturbed = ~known.get("controls", np.zeros(len(fit), dtype=bool))
+    unseen = np.setdiff1d(names[perturbed], names[fit])
     if how.get("replicates"):
-        perturbed = slice(None) if known.get("controls") is None else ~known["controls"][~fit]
-        warn_if_seen_in_training(names, fit, names[~fit][perturbed])
+        warn_if_seen_in_training(names, fit, names[~fit & perturbed])
     asked: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "control": control, "kinds": PROBES}
-    unseen = _unseen_perturbations(known["labels"], fit, known.get("controls"))
     if 1 < len(unseen) < MIN_UNSEEN_PERTURBATIONS:
         logger.warning(
             "y_probe_unseen_f1 and y_probe_unseen_auroc are of %d perturbations that were not learned from: of so few "
@@ -350,12 +347,6 @@ def _score_unseen_perturbations(
             for name, part in {"seen": found[~is_unseen], "unseen": found[is_unseen]}.items():
                 metric = name_with_net(f"relationship_map_{name}", net_name)
                 yield _metric_row(metric, part["average_precision"].mean(), part["chance"].mean())
-
-
-def _unseen_perturbations(labels: np.ndarray, fit: np.ndarray, controls: np.ndarray | None) -> np.ndarray:
-    """Return the names of the unseen perturbations: those without training cells (``fit``), excluding controls."""
-    perturbed = np.ones(len(fit), dtype=bool) if controls is None else ~controls
-    return np.setdiff1d(labels[perturbed], labels[fit])
 
 
 def _metric_row(metric: str, value: float, chance: float) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
+from anndata import AnnData
 
 from scbd._shared.checks import check_count
 from scbd._shared.files import check_output_directory
@@ -28,8 +28,6 @@ from scbd.model._scbd import SCBDModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from anndata import AnnData
 
 logger = logging.getLogger(__name__)
 
@@ -145,13 +143,18 @@ def cross_fit(
             "asked": {"model": settings, "training": train_kwargs},
             "seed": seed,
         }
-        with tempfile.TemporaryDirectory() as nowhere:
-            kept = Path(nowhere) if directory is None else directory / f"fold-{fold}"
-            model = train_or_load(model, asked, kept, resume=directory is not None, seed=seed, **training)
+        model = train_or_load(model, asked, directory and directory / f"fold-{fold}", seed=seed, **training)
         rows.append(np.flatnonzero(scored))
         fold_of.append(np.full(len(rows[-1]), str(fold)))
         z.append(model.get_latent_representation(indices=rows[-1]))
-    return _combine_folds(adata, np.concatenate(rows), np.concatenate(fold_of), np.concatenate(z), is_control)
+    embedded, fold_names = np.concatenate(rows), np.concatenate(fold_of)
+    obs = adata.obs.iloc[embedded].copy()
+    # A held-out control is embedded once per fold. The number of the fold is appended to its name, so that names of
+    # cells are unique.
+    names = obs.index.astype(str)
+    obs.index = pd.Index(np.where(is_control[embedded], names + " fold " + fold_names, names))
+    obs[FOLD_KEY], obs[SPLIT_KEY] = pd.Categorical(fold_names), "test"
+    return AnnData(obs=as_storable(obs), obsm={CONTENT_KEY: np.concatenate(z)})
 
 
 def _split_perturbations(names: np.ndarray, n_folds: int, seed: int) -> list[np.ndarray]:
@@ -185,21 +188,3 @@ def _held_out_controls(
         )
         raise ValueError(msg)
     return is_control & np.isin(unit, names[stratified_split([strata], train_size=0.5, seed=seed).validation])
-
-
-def _combine_folds(
-    adata: AnnData, rows: np.ndarray, fold: np.ndarray, z: np.ndarray, is_control: np.ndarray
-) -> AnnData:
-    """Combine the embeddings of all folds, with the labels of the embedded cells, into one AnnData.
-
-    A held-out control is embedded once per fold. The number of the fold is appended to its name, so that names of cells
-    are unique.
-    """
-    import pandas as pd
-    from anndata import AnnData
-
-    obs = adata.obs.iloc[rows].copy()
-    names = obs.index.astype(str)
-    obs.index = pd.Index(np.where(is_control[rows], names + " fold " + fold, names))
-    obs[FOLD_KEY], obs[SPLIT_KEY] = pd.Categorical(fold), "test"
-    return AnnData(obs=as_storable(obs), obsm={CONTENT_KEY: z})

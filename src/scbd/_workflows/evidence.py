@@ -6,14 +6,14 @@ probe is a classifier that is trained on an embedding, here to predict the envir
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from scbd._shared.linear_maps import label_means
-from scbd._workflows.compare import CONFIDENCE_LEVEL, N_BOOTSTRAP_RESAMPLES, PROBES
-from scbd.metrics._benchmark import EstimatedScore, mean_score, probe_scores
+from scbd._workflows.compare import CONFIDENCE_LEVEL, PROBES, score_probe
+from scbd.metrics._benchmark import EstimatedScore, mean_score
 from scbd.metrics._retrieval import profile_retrieval
 
 if TYPE_CHECKING:
@@ -312,8 +312,9 @@ def _highest_probe_score(
     """
     means = []
     for kind in PROBES:
-        how: dict[str, Any] = {"kind": kind, "groups": None, "n_bootstrap": N_BOOTSTRAP_RESAMPLES, "seed": seed}
-        of_groups = [probe_scores(z[rows], e[rows], train=labels.is_train[rows], **how)["f1"] for rows in groups]
+        of_groups = [
+            score_probe(z[rows], e[rows], kind=kind, train=labels.is_train[rows], seed=seed)["f1"] for rows in groups
+        ]
         value, chance, draws = (
             np.mean([getattr(s, part) for s in of_groups], axis=0) for part in EstimatedScore._fields[:3]
         )
@@ -345,9 +346,8 @@ def predict_perturbations(labels: CellLabels, embeddings: Embeddings, *, seed: i
     train = labels.is_train[rows]
     if min(len(pd.unique(labels.y[rows[part]])) for part in (train, ~train)) < 2:
         return None
-    how: dict[str, Any] = {"kind": "linear", "groups": None, "n_bootstrap": N_BOOTSTRAP_RESAMPLES, "seed": seed}
     scores = {
-        name: probe_scores(np.asarray(z)[rows], labels.y[rows], train=train, **how)["f1"]
+        name: score_probe(np.asarray(z)[rows], labels.y[rows], kind="linear", train=train, seed=seed)["f1"]
         for name, z in embeddings.items()
     }
     return Measure(f"F1 of {labels.y_name}", scores, "higher", "cells")

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -23,11 +23,9 @@ from scbd.data._profiles import FEATURE_PREFIXES, Missing, number_beginnings, re
 from scbd.data._readers import read_crops
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from anndata import AnnData
-
-    from scbd.data._readers import Crops
 
 # Kinds of files that hold tables of features of cells or wells, by the names that scbd.data._formats gives to these
 # kinds.
@@ -159,45 +157,30 @@ def describe_path(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -
         If the path cannot be read.
     """
     kind = detect_kind(path)
-    lines = [f"{path} is {kind.about}."]
     if kind.name in _KINDS_OF_TABLES:
-        return "\n".join([*lines, *_describe_table(path)])
-    if kind.name not in (*_KINDS_OF_CROPS, "anndata"):
-        return "\n".join([*lines, f"Next: {kind.advice}."])
-    try:
-        crops = read_crops(path, image_key=image_key, file_columns=_file_columns(path, kind) or "path")
-    except KeyError:
-        if kind.name != "anndata" or image_key != IMAGE_KEY:
-            raise
-        from scbd.data._screens import open_screen
-
-        # If the AnnData has neither images nor features, open_screen raises an error.
-        cells = open_screen(path, layer="X")
-        lines.append(_describe_features(cells.n_obs, cells.var_names.tolist()))
-        given = f"{_quote_word(path)} --layer X"
-        return "\n".join([*lines, *_describe_labels_of_features(cells.obs, _count_values(cells.obs), given, "obs")])
-    return "\n".join([*lines, *_describe_pixels(crops), *_describe_labels_of_images(path, kind, crops, image_key)])
+        lines = _describe_table(path)
+    elif kind.name in (*_KINDS_OF_CROPS, "anndata"):
+        lines = _describe_images(path, kind, image_key)
+    else:
+        lines = iter([f"Next: {kind.advice}."])
+    return "\n".join([f"{path} is {kind.about}.", *lines])
 
 
-def _describe_table(path: str | os.PathLike[str]) -> list[str]:
+def _describe_table(path: str | os.PathLike[str]) -> Iterator[str]:
     first_rows = read_first_rows(path) if is_table(path) else pd.DataFrame()
     words = _propose_features(first_rows)
     table = read_table_of_features(path, features=words) if words else read_table_of_features(path)
-    lines = [_describe_features(len(table.obs), table.names.tolist())]
+    yield _describe_features(len(table.obs), table.names.tolist())
     if counts := [name for name in table.names if _COUNT_FEATURE.search(str(name).replace("_", " "))]:
-        lines.append(
-            f"Among the features are counts, which depend on how many cells were seeded: {join_first(counts)}."
-        )
+        yield f"Among the features are counts, which depend on how many cells were seeded: {join_first(counts)}."
     values = _count_values(table.obs)
     unused = [name for name in table.obs.select_dtypes("number") if name not in values]
     if unused:
         columns = f"{format_count(len(unused), 'column')} of numbers"
         how = "; to take them, add their names, or what they begin with, to --features" if words else ""
-        lines.append(
-            f"Not taken as features: {columns} ({join_first(unused, _MAX_LISTED_COLUMNS if words else 5)}){how}."
-        )
+        yield f"Not taken as features: {columns} ({join_first(unused, _MAX_LISTED_COLUMNS if words else 5)}){how}."
     named = f" --features {shlex.join(words)}" if words else ""
-    return lines + _describe_labels_of_features(table.obs, values, f"{_quote_word(path)}{named}", "the table")
+    yield from _describe_labels_of_features(table.obs, values, f"{_quote_word(path)}{named}", "the table")
 
 
 def _propose_features(first_rows: pd.DataFrame) -> list[str]:
@@ -220,7 +203,9 @@ def _describe_features(n: int, names: Sequence[str]) -> str:
     return f"{n:,} cells or wells of {len(names):,} features: {join_first(names)}"
 
 
-def _describe_labels_of_features(obs: pd.DataFrame, values: dict[str, pd.Series], given: str, table: str) -> list[str]:
+def _describe_labels_of_features(
+    obs: pd.DataFrame, values: dict[str, pd.Series], given: str, table: str
+) -> Iterator[str]:
     """Describe the columns of a data set of features that may be labels, and propose a command ``scbd run``.
 
     Parameters
@@ -234,67 +219,72 @@ def _describe_labels_of_features(obs: pd.DataFrame, values: dict[str, pd.Series]
     table
         Name of the table to which the user can add labels, for messages.
 
-    Returns
-    -------
+    Yields
+    ------
     Lines of text.
     """
     if not values:
-        return [
-            "No column has values that several rows share, such as a compound or a plate.",
-            f"Next: add columns with the perturbation and the environment to {table}, and inspect it again.",
-        ]
+        yield "No column has values that several rows share, such as a compound or a plate."
+        yield f"Next: add columns with the perturbation and the environment to {table}, and inspect it again."
+        return
     options, notes = propose_options(obs, values, of_features=True)
-    return [*_describe_columns(values), *notes, f"Next: scbd run {given} {options}"]
+    yield from (*_describe_columns(values), *notes, f"Next: scbd run {given} {options}")
 
 
-def _describe_pixels(crops: Crops) -> list[str]:
-    n, *shape = crops.images.shape
-    n_sampled = min(n, _N_SAMPLED_CELLS)
-    sample = crops.images.read(np.sort(np.random.default_rng(0).choice(n, n_sampled, replace=False)))
-    where = f" in a random sample of {n_sampled} cells" if n_sampled < n else ""
-    ranges = zip(crops.channels, sample.min((0, 2, 3)), sample.max((0, 2, 3)), strict=True)
-    return [
-        f"{n:,} cells of {' × '.join(map(str, shape))} {crops.images.dtype}",
-        *(f"  channel {name}: {low:g} to {high:g}{where}" for name, low, high in ranges),
-    ]
-
-
-def _describe_labels_of_images(path: str | os.PathLike[str], kind: DataKind, crops: Crops, image_key: str) -> list[str]:
-    """Describe the columns of a data set of images that may be labels, and propose the next command.
+def _describe_images(path: str | os.PathLike[str], kind: DataKind, image_key: str) -> Iterator[str]:
+    """Describe images of cells, or the features of an AnnData without images, and propose the next command.
 
     The command is ``scbd run`` for a screen, and ``scbd convert`` for crops that must be converted first. If no column
     may be a label, the lines explain how the user can add labels.
     """
+    try:
+        files: dict[str, Any] = {"file_columns": image_columns(path)} if kind.name == "image_table" else {}
+        crops = read_crops(path, image_key=image_key, **files)
+    except KeyError:
+        if kind.name != "anndata" or image_key != IMAGE_KEY:
+            raise
+        from scbd.data._screens import open_screen
+
+        # If the AnnData has neither images nor features, open_screen raises an error.
+        cells = open_screen(path, layer="X")
+        yield _describe_features(cells.n_obs, cells.var_names.tolist())
+        given = f"{_quote_word(path)} --layer X"
+        yield from _describe_labels_of_features(cells.obs, _count_values(cells.obs), given, "obs")
+        return
+    n, *shape = crops.images.shape
+    yield f"{n:,} cells of {' × '.join(map(str, shape))} {crops.images.dtype}"
+    n_sampled = min(n, _N_SAMPLED_CELLS)
+    sample = crops.images.read(np.sort(np.random.default_rng(0).choice(n, n_sampled, replace=False)))
+    where = f" in a random sample of {n_sampled} cells" if n_sampled < n else ""
+    for name, low, high in zip(crops.channels, sample.min((0, 2, 3)), sample.max((0, 2, 3)), strict=True):
+        yield f"  channel {name}: {low:g} to {high:g}{where}"
+
     key = "" if image_key == IMAGE_KEY else f"--image-key {shlex.quote(image_key)} "
     values = _count_values(crops.obs)
-    columns = _describe_columns(values)
-    if columns and Path(path).suffix in (".h5ad", ".zarr"):
+    yield from _describe_columns(values)
+    if values and Path(path).suffix in (".h5ad", ".zarr"):
         options, notes = propose_options(crops.obs, values, of_features=False)
-        return [*columns, *notes, f"Next: scbd run {_quote_word(path)} {key}{options}"]
-    if columns:
+        yield from (*notes, f"Next: scbd run {_quote_word(path)} {key}{options}")
+    elif values:
         y_key = _propose_perturbation(values)
-        notes = _describe_missing(crops.obs, [y_key])
-        return [*columns, *notes, f"Next: {_conversion_command(path, kind, f'{key}--y-key {_quote_word(y_key)}')}"]
-    lines = ["No column has values that several cells share, and training needs labels of the perturbation."]
-    if kind.name == "image_table":
-        return [*lines, f"Next: add columns with the perturbation and the environment to {path}, and inspect it again."]
-    order = "in their order" if kind.name == "arrays" else f"and a column with its name, such as {crops.obs.index[0]}"
-    return [
-        *lines,
-        f"Write a table with columns for perturbation and environment, one row per image, {order}.",
-        f"Next: {_conversion_command(path, kind, f'{key}--table labels.csv --y-key …')}",
-    ]
+        yield from _describe_missing(crops.obs, [y_key])
+        yield f"Next: {_conversion_command(path, kind, f'{key}--y-key {_quote_word(y_key)}')}"
+    else:
+        yield "No column has values that several cells share, and training needs labels of the perturbation."
+        if kind.name == "image_table":
+            yield f"Next: add columns with the perturbation and the environment to {path}, and inspect it again."
+            return
+        order = (
+            "in their order" if kind.name == "arrays" else f"and a column with its name, such as {crops.obs.index[0]}"
+        )
+        yield f"Write a table with columns for perturbation and environment, one row per image, {order}."
+        yield f"Next: {_conversion_command(path, kind, f'{key}--table labels.csv --y-key …')}"
 
 
 def _conversion_command(path: str | os.PathLike[str], kind: DataKind, options: str = "--y-key …") -> str:
     """Return the command ``scbd convert`` that converts the crops at ``path`` to a screen, quoted for a shell."""
-    columns = _file_columns(path, kind)
-    files = f"--file-columns {shlex.join(columns)} " if columns else ""
+    files = f"--file-columns {shlex.join(image_columns(path))} " if kind.name == "image_table" else ""
     return f"scbd convert {_quote_word(path)} {files}{options} --out screen.zarr"
-
-
-def _file_columns(path: str | os.PathLike[str], kind: DataKind) -> list[str]:
-    return image_columns(path) if kind.name == "image_table" else []
 
 
 def _quote_word(word: object) -> str:
@@ -401,12 +391,15 @@ def _propose_environment(
     candidates = [column for columns in named for column in columns]
     if not candidates:
         return None, ["No column has the name of a plate, batch, day, donor or the like: fill in --e-key."]
-    confounded = {column: _count_confounded(obs, y_key, column) for column in candidates}
-    first = next(columns for columns in named if columns)
-    limit = 0 if y_key is None else _MAX_CONFOUNDED_FRACTION * len(values[y_key])
-    repeated = [column for column in first if confounded[column] <= limit]
-    e_key = (
-        min(repeated, key=lambda column: len(values[column])) if repeated else min(first, key=confounded.__getitem__)
+    # number of perturbations that occur in only one environment, for each column
+    confounded, limit = dict.fromkeys(candidates, 0), 0.0
+    if y_key is not None:
+        by_perturbation = obs.groupby(y_key, observed=True, sort=False)
+        confounded = {column: int((by_perturbation[column].nunique() == 1).sum()) for column in candidates}
+        limit = _MAX_CONFOUNDED_FRACTION * len(values[y_key])
+    e_key = min(
+        next(columns for columns in named if columns),
+        key=lambda column: (0, len(values[column])) if confounded[column] <= limit else (confounded[column], 0),
     )
 
     def describe(column: str) -> str:
@@ -431,22 +424,13 @@ def find_place_columns(columns: Iterable[str]) -> list[str]:
     return [column for pattern in patterns for column in columns if pattern.fullmatch(normalise_name(column))]
 
 
-def _count_confounded(obs: pd.DataFrame, y_key: str | None, column: str) -> int:
-    """Count the perturbations that occur in only one environment, if ``column`` is taken as the environment."""
-    if y_key is None:
-        return 0
-    pairs = obs[[y_key, column]].dropna().drop_duplicates()
-    return int((pairs[y_key].value_counts() == 1).sum())
-
-
 def _describe_controls(
     obs: pd.DataFrame, values: dict[str, pd.Series], y_key: str, controls: Sequence[str]
-) -> list[str]:
-    """Return a line of advice for each column that marks perturbations as controls, such as a column "control_type".
+) -> Iterator[str]:
+    """Yield a line of advice for each column that marks perturbations as controls, such as a column "control_type".
 
     A column is skipped if all perturbations that it marks as controls are already proposed for ``--control``.
     """
-    lines = []
     for column, counts in values.items():
         kinds = [
             kind for kind in counts.index if _CONTROL_KIND.search(normalise_name(kind)) or find_likely_controls([kind])
@@ -455,8 +439,7 @@ def _describe_controls(
         if column == y_key or {str(label) for labels in marked.values() for label in labels} <= set(controls):
             continue
         kinds_of_labels = "; ".join(f"{kind}: {join_first(labels)}" for kind, labels in marked.items() if len(labels))
-        lines.append(
+        yield (
             f"Column {column} marks controls of {y_key} ({kinds_of_labels}). Name the labels of unperturbed cells with "
             "--control; all others count as perturbations, unless you remove their rows."
         )
-    return lines

@@ -11,7 +11,6 @@ import json
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,6 @@ import pandas as pd
 
 from scbd import pl
 from scbd._shared.files import write_text
-from scbd._shared.labels import label_text, label_values
 from scbd.pl._style import wrap_name
 from scbd.pl._umap import compute_umap
 
@@ -30,18 +28,16 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from matplotlib.figure import Figure
 
-# Maximum number of perturbations that are coloured in a UMAP. In a UMAP of another label, such as the well, the same
-# number of labels is coloured if there are more than _MAX_LEGEND_LABELS labels.
-_N_COLOURED_LABELS = 10
 # _MIN_UMAP_CELLS: minimum number of cells for which a UMAP is drawn, because UMAP needs a few neighbours of each cell.
 # _MAX_UMAP_CELLS: maximum number of cells drawn in a UMAP.
 _MIN_UMAP_CELLS, _MAX_UMAP_CELLS = 5, 5_000
-# Maximum number of labels for which every label is coloured in a UMAP. With more labels, the legend would have two
-# columns and leave no room for the cells.
-_MAX_LEGEND_LABELS = 14
-# Settings of the pictures of cells. _MAX_CROP_PERTURBATIONS: maximum number of perturbations, each drawn as one row.
-# _CROPS_PER_ROW: number of cells per row. _MAX_CHANNELS: maximum number of channels drawn.
-_MAX_CROP_PERTURBATIONS, _CROPS_PER_ROW, _MAX_CHANNELS = 5, 4, 6
+# _MAX_LEGEND_LABELS: maximum number of environments for which every environment is coloured in a UMAP. With more
+# environments, the legend would have two columns and leave no room for the cells. _N_COLOURED_LABELS: number of
+# environments that are coloured then.
+_MAX_LEGEND_LABELS, _N_COLOURED_LABELS = 14, 10
+# Settings of the pictures of cells. MAX_CROP_PERTURBATIONS: maximum number of perturbations, each drawn as one row.
+# CROPS_PER_ROW: number of cells per row. _MAX_CHANNELS: maximum number of channels drawn.
+MAX_CROP_PERTURBATIONS, CROPS_PER_ROW, _MAX_CHANNELS = 5, 4, 6
 # maximum number of perturbations in the heat map of profiles
 _MAX_PROFILES = 40
 # Maximum number of perturbations for which the columns of the heat map are labelled. With more perturbations, only the
@@ -63,8 +59,6 @@ class Report:
 
     Parameters
     ----------
-    title
-        Title of the page: columns of perturbation and environment, such as ``"gene by well"``.
     verdict
         Text that states which embedding is best (:attr:`scbd._workflows.verdict.Verdict.text`), usually two sentences.
     next_step
@@ -80,7 +74,7 @@ class Report:
     terms
         Mapping from each term in the names of embeddings, such as ``"sphered"``, to its explanation.
     cells
-        Held-out cells: labels in ``obs``, and embeddings in ``obsm``.
+        Held-out cells: labels as categorical texts in ``obs``, and embeddings in ``obsm``.
     embeddings
         Embeddings to draw as UMAPs: mapping from the title of each embedding to its key in ``cells.obsm``. The inputs
         are first, then z_c, then the best embedding if it is not z_c.
@@ -89,7 +83,7 @@ class Report:
     controls
         Perturbation labels of the controls; may be empty.
     strongest
-        Perturbations with the strongest effects, in decreasing order. The first ten are coloured in UMAPs.
+        Perturbations with the strongest effects, in decreasing order, without controls. They are coloured in UMAPs.
     history
         Training curves, ``model.history``: losses by training step.
     ceiling
@@ -114,7 +108,6 @@ class Report:
         Mapping from the name of each file that the run writes to a description of its content.
     """
 
-    title: str
     verdict: str
     next_step: str
     best: str | None
@@ -154,43 +147,30 @@ class _Picture(NamedTuple):
     """Caption of the picture, one text per paragraph."""
 
 
-class _Bar(NamedTuple):
-    """Horizontal bar that displays a score in a table of the report, as positions in per cent of the bar's width."""
-
-    zero: float
-    """Position of a score of 0, in per cent of the width."""
-    value: float | None
-    """Position of the score, in per cent of the width; `None` if the score is missing."""
-    interval: tuple[float, float] | None
-    """Positions of both ends of the score's confidence interval, in per cent of the width; `None` if it is missing."""
-    chance: float | None
-    """Position of the score that is expected by chance, in per cent of the width; `None` if it is missing."""
-
-
 def write_report(report: Report, path: Path) -> None:
     """Draw the pictures of a report, fill the HTML template, and write the page to a file.
 
     The file appears at ``path`` only when it is complete.
     """
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(
-        files("scbd._workflows").joinpath("report.html.jinja").read_text(encoding="utf-8")
-    )
-    labels = _label_table(report)
+    how: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    template = Environment(loader=PackageLoader("scbd._workflows", "."), **how).get_template("report.html.jinja")
+    labels = report.cells.obs[[report.y_key, *report.e_keys]]
+    decisions = report.decisions.reindex(columns=["decision", "value", "n_cells", "why"])
+    n_cells = decisions["n_cells"].map(lambda n: "–" if pd.isna(n) else f"{int(n):,}")
     with _isolated_plotting():
         page = template.render(
             report=report,
-            counts=_held_out_counts(report, labels),
+            counts=[f"{len(labels):,} held-out cells", *(f"{key}: {labels[key].nunique():,} values" for key in labels)],
             umaps=_draw_umaps(report, labels),
-            n_cells=report.cells.n_obs,
+            n_cells=len(labels),
             max_umap_cells=_MAX_UMAP_CELLS,
-            measures=_format_measures(report.scores, report.best),
+            measures=[_describe_measure(scores) for _, scores in report.scores.groupby("measure", sort=False)],
             training=_draw_training(report),
             crops=_draw_crops(report),
             heat_map=_draw_heat_map(report),
-            decisions=_format_decisions(report.decisions),
+            decisions=decisions.assign(n_cells=n_cells).astype(str).to_dict("records"),
             settings=_flatten_settings(report.settings),
         )
     write_text(page, path)
@@ -226,19 +206,6 @@ def _encode_figure(figure: Figure, alt: str, *caption: str) -> _Picture:
     plt.close(figure)
     width, pixels = (round(inches * _DPI) for inches in figure.get_size_inches())
     return _Picture("data:image/png;base64," + base64.b64encode(file.getvalue()).decode(), width, pixels, alt, caption)
-
-
-def _label_table(report: Report) -> pd.DataFrame:
-    """Return a table of the held-out cells with their perturbation and environments as text, one column per label."""
-    obs, keys = report.cells.obs, [report.y_key, *report.e_keys]
-    labels = {key: label_values(obs, key, allow_missing=True).cat.rename_categories(label_text) for key in keys}
-    return pd.DataFrame(labels, index=obs.index)
-
-
-def _held_out_counts(report: Report, labels: pd.DataFrame) -> list[str]:
-    """Return phrases such as "1,200 held-out cells" and "gene: 24 values", for the head of the report."""
-    numbers = {key: labels[key].nunique() for key in labels}
-    return [f"{report.cells.n_obs:,} held-out cells", *(f"{key}: {n:,} values" for key, n in numbers.items())]
 
 
 def _draw_umaps(report: Report, labels: pd.DataFrame) -> list[tuple[str, list[_Picture]]]:
@@ -289,12 +256,9 @@ def _draw_umap(report: Report, cells: AnnData, title: str, column: str, missing:
     controls: list[str] = []
     if column == report.y_key:
         controls = [name for name in report.controls if name in counts]
-        colored = [name for name in report.strongest if name in counts and name not in controls][:_N_COLOURED_LABELS]
-        choice = "with the strongest effects" if colored else "with the most cells"
-        # If no strongest perturbations are given, the ten perturbations with the most cells are coloured. A legend of
-        # all perturbations could need two columns.
-        colored = colored or [name for name in counts.index if name not in controls][:_N_COLOURED_LABELS]
-        kind, meaning = "perturbations", "If cells of one colour lie together, the embedding carries the perturbation."
+        colored = [name for name in report.strongest if name in counts]
+        kind, choice = "perturbations", "with the strongest effects"
+        meaning = "If cells of one colour lie together, the embedding carries the perturbation."
     else:
         is_long = len(counts) > _MAX_LEGEND_LABELS
         colored = list(counts.index[:_N_COLOURED_LABELS] if is_long else counts.index.sort_values())
@@ -309,72 +273,23 @@ def _draw_umap(report: Report, cells: AnnData, title: str, column: str, missing:
     return _encode_figure(axes[0, 0].figure, alt, f"{seen} {meaning}{missing}")
 
 
-def _format_measures(scores: pd.DataFrame, best: str | None) -> list[dict[str, Any]]:
-    """Format the scores of embeddings as text and bars for the HTML template, one table per measure.
+def _describe_measure(scores: pd.DataFrame) -> dict[str, Any]:
+    """Collect what the HTML template needs for the table and the bars of one measure, from the scores by this measure.
 
     Returns
     -------
-    One dictionary per measure: ``name``; ``better``, whether higher or lower is better; ``basis``, the number of
-    perturbations or cells over which scores are averaged; ``rows``, one per embedding; and ``range``, the scores at the
-    left and the right end of the bars.
+    Dictionary with these items: ``rows``, the scores of each embedding; ``n``, the number of perturbations or cells
+    over which the scores are averaged, as text; ``digits``, the number of decimal places of the scores; and ``end``,
+    the score at the right end of the bars, which begin at 0.
     """
-    found = []
-    for name, own in scores.groupby("measure", sort=False):
-        numbers = own[["value", "low", "high", "chance"]].astype(float)
-        finite = numbers.to_numpy()[np.isfinite(numbers.to_numpy())]
-        start, end = min([0.0, *finite]), max([0.0, *finite])
-        end = end if end > start else 1.0
-        largest = np.abs(finite).max(initial=0.0)
-        digits = 0 if largest >= 100 else 2 if largest >= 0.2 else 3
-
-        def text(value: float, digits: int = digits) -> str:
-            return f"{value:,.{digits}f}" if np.isfinite(value) else "–"
-
-        def place(value: float, start: float = start, end: float = end) -> float:
-            return round(100 * (value - start) / (end - start), 2)
-
-        rows = []
-        for row, number in zip(own.itertuples(), numbers.itertuples(), strict=True):
-            has_interval = np.isfinite([number.low, number.high]).all()
-            bar = _Bar(
-                place(0.0),
-                place(number.value) if np.isfinite(number.value) else None,
-                (place(number.low), place(number.high)) if has_interval else None,
-                place(number.chance) if np.isfinite(number.chance) else None,
-            )
-            rows.append(
-                {
-                    "embedding": row.embedding,
-                    "is_best": row.embedding == best,
-                    "value": text(number.value),
-                    "interval": f"{text(number.low)} to {text(number.high)}" if has_interval else "–",
-                    "chance": text(number.chance),
-                    "bar": bar,
-                }
-            )
-        better = next((str(word) for word in own["better"] if isinstance(word, str) and word), "")
-        found.append(
-            {
-                "name": name,
-                "better": better,
-                "basis": _count_units(own),
-                "rows": rows,
-                "range": (text(start), text(end)),
-            }
-        )
-    return found
-
-
-def _count_units(own: pd.DataFrame) -> str:
-    """Return a phrase with the number of units over which the scores of a measure are averaged.
-
-    Examples are "12 perturbations", and "10 to 12 perturbations" if the number differs between embeddings.
-    """
-    phrases = []
-    for unit, part in own.dropna(subset=["n"]).groupby("unit", sort=False):
-        low, high = int(part["n"].min()), int(part["n"].max())
-        phrases.append(f"{low:,} {unit}" if low == high else f"{low:,} to {high:,} {unit}")
-    return " and ".join(phrases)
+    largest = np.nan_to_num(scores[["value", "low", "high", "chance"]].to_numpy(float)).max()
+    fewest, most = scores["n"].min(), scores["n"].max()
+    return {
+        "rows": scores.to_dict("records"),
+        "n": f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}",
+        "digits": 2 if largest >= 0.2 else 3,
+        "end": largest or 1.0,
+    }
 
 
 def _draw_training(report: Report) -> _Picture | None:
@@ -422,20 +337,18 @@ def _draw_crops(report: Report) -> list[_Picture]:
     if report.crops is None or not len(report.crops[0]):
         return []
     images, labels, channels = report.crops
-    names = np.array([str(label) for label in labels], dtype=object)
-    is_control = np.isin(names, list(map(str, report.controls)))
-    known = [name for name in report.strongest if name in names]
-    chosen = (known or list(dict.fromkeys(names[~is_control])))[:_MAX_CROP_PERTURBATIONS]
-    groups = {"control": np.flatnonzero(is_control)} if is_control.any() else {}
-    groups |= {name: np.flatnonzero(names == name) for name in chosen}
-    pixels = [np.asarray(images[rows[:_CROPS_PER_ROW]], dtype=np.float32) for rows in groups.values()]
+    names = np.array(labels, dtype=object)
+    groups = {"control": np.flatnonzero(np.isin(names, report.controls))}
+    groups |= {name: np.flatnonzero(names == name) for name in report.strongest[:MAX_CROP_PERTURBATIONS]}
+    groups = {name: rows for name, rows in groups.items() if len(rows)}
+    pixels = [np.asarray(images[rows[:CROPS_PER_ROW]], dtype=np.float32) for rows in groups.values()]
     low, high = np.percentile(np.concatenate(pixels), _PERCENTILES, axis=(0, 2, 3))
     scale = np.where(high > low, high - low, 1)[:, None, None]
     scaled = [((crops - low[:, None, None]) / scale).clip(0, 1) for crops in pixels]
     n_channels = images.shape[1]
     pictures = []
     for channel in [[0, 1, 2]] if n_channels == 3 else [[number] for number in range(min(n_channels, _MAX_CHANNELS))]:
-        title = ", ".join(str(channels[number]) for number in channel)
+        title = ", ".join(channels[number] for number in channel)
         figure = _draw_mosaic(list(groups), [crops[:, channel] for crops in scaled], title)
         if n_channels == 3:
             colors = zip(("Red", "green", "blue"), channels, low, high, strict=True)
@@ -463,7 +376,7 @@ def _draw_mosaic(names: Sequence[str], rows: Sequence[np.ndarray], title: str) -
 
     height, width = rows[0].shape[2:]
     gap = max(1, width // 16)
-    canvas = np.ones((len(rows) * (height + gap) - gap, _CROPS_PER_ROW * (width + gap) - gap, 3), dtype=np.float32)
+    canvas = np.ones((len(rows) * (height + gap) - gap, CROPS_PER_ROW * (width + gap) - gap, 3), dtype=np.float32)
     for place, crops in enumerate(rows):
         top = place * (height + gap)
         for column, crop in enumerate(crops):
@@ -500,26 +413,28 @@ def _draw_heat_map(report: Report) -> _Picture | None:
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform
 
-    profiles = report.profiles[~report.profiles.index.isin(report.controls)].astype(float)
+    profiles = report.profiles.drop(index=report.controls, errors="ignore")
     length = np.linalg.norm(profiles.to_numpy(), axis=1)
-    profiles, length = profiles[np.isfinite(length) & (length > 0)], length[np.isfinite(length) & (length > 0)]
-    place = {name: number for number, name in enumerate(report.strongest)}
-    rank = np.array([place.get(name, len(place)) for name in profiles.index])
-    chosen = np.lexsort((-length, rank))[:_MAX_PROFILES]
+    is_drawn = np.isfinite(length) & (length > 0)
+    profiles, length = profiles[is_drawn], length[is_drawn]
+    chosen = np.argsort(-length, kind="stable")[:_MAX_PROFILES]
     if len(chosen) < 2:
         return None
     unit = profiles.to_numpy()[chosen] / length[chosen, None]
     cosines = np.clip(unit @ unit.T, -1, 1)
-    apart = squareform(1 - cosines, checks=False)
-    order = leaves_list(linkage(apart, "average", optimal_ordering=True))
+    order = leaves_list(linkage(squareform(1 - cosines, checks=False), "average", optimal_ordering=True))
     cosines = cosines[order][:, order]
-    names = [_shorten_label(profiles.index[chosen[place]]) for place in order]
+    names = [
+        name if len(name) <= _MAX_LABEL_LETTERS else f"{name[: _MAX_LABEL_LETTERS - 1]}…"
+        for name in profiles.index[chosen[order]]
+    ]
     n = len(names)
-    height = 1.1 + max(0.16 * n, 0.9) + (0.06 * max(map(len, names)) if n <= _MAX_COLUMN_LABELS else 0)
+    column_names = names if n <= _MAX_COLUMN_LABELS else []
+    height = 1.1 + max(0.16 * n, 0.9) + 0.06 * max(map(len, column_names), default=0)
     figure, ax = plt.subplots(figsize=(_WIDTH, height), layout="constrained")
     image = ax.imshow(cosines, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
     ax.set_yticks(range(n), names, fontsize=8)
-    ax.set_xticks(range(n) if n <= _MAX_COLUMN_LABELS else [], names if n <= _MAX_COLUMN_LABELS else [], fontsize=8)
+    ax.set_xticks(range(len(column_names)), column_names, fontsize=8)
     ax.tick_params(axis="x", rotation=90)
     ax.tick_params(length=0)
     bar = figure.colorbar(image, ax=ax, location="top", shrink=0.7, aspect=30, ticks=[-1, 0, 1])
@@ -529,7 +444,7 @@ def _draw_heat_map(report: Report) -> _Picture | None:
     nearest = np.argsort(-cosines[first, second], kind="stable")[:3]
     pairs = ", ".join(f"{names[first[i]]} and {names[second[i]]} ({cosines[first[i], second[i]]:.2f})" for i in nearest)
     which = f"{n} perturbations" if n == len(profiles) else f"The {n} strongest of {len(profiles)} perturbations"
-    columns = "" if n <= _MAX_COLUMN_LABELS else " Columns are in the order of the rows."
+    columns = "" if column_names else " Columns are in the order of the rows."
     caption = (
         f"{which}, ordered so that similar ones are neighbours.{columns} A profile is the mean {profiles.columns.name} "
         "of a perturbation's held-out cells relative to controls. Red: two perturbations change cells in the same "
@@ -539,22 +454,6 @@ def _draw_heat_map(report: Report) -> _Picture | None:
         "of weak perturbations are mostly noise.",
     )
     return _encode_figure(figure, f"Heat map of cosines between profiles of {n} perturbations.", *caption)
-
-
-def _shorten_label(name: object) -> str:
-    text = str(name)
-    return text if len(text) <= _MAX_LABEL_LETTERS else text[: _MAX_LABEL_LETTERS - 1] + "…"
-
-
-def _format_decisions(decisions: pd.DataFrame) -> list[dict[str, str]]:
-    """Convert the table of automatically chosen settings (:attr:`Report.decisions`) to texts for the HTML template."""
-    rows = []
-    for row in decisions.to_dict("records"):
-        n_cells = row.get("n_cells")
-        known = n_cells is not None and not pd.isna(n_cells)
-        text = {name: str(row[name]) for name in ("decision", "value", "why")}
-        rows.append(text | {"n_cells": f"{int(n_cells):,}" if known else "–"})
-    return rows
 
 
 def _flatten_settings(settings: Mapping[str, Any], above: str = "") -> dict[str, str]:

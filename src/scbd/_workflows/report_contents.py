@@ -11,7 +11,8 @@ from anndata import AnnData
 
 from scbd._shared.keys import BEST_KEY, CONTENT_KEY
 from scbd._shared.linear_maps import label_means
-from scbd._workflows.report import Report
+from scbd._workflows.report import CROPS_PER_ROW, MAX_CROP_PERTURBATIONS, Report
+from scbd._workflows.training_runs import SPLIT_ARGUMENTS
 from scbd._workflows.verdict import MARGIN
 from scbd.model._base import encoder_name
 
@@ -24,9 +25,8 @@ if TYPE_CHECKING:
     from scbd.data._input_location import InputLocation
     from scbd.model._scbd import SCBDModel
 
-# N_STRONGEST: number of perturbations with the strongest effects that the report lists.
-# CROPS_PER_PERTURBATION: number of images of cells that are read for each of these perturbations and for the controls.
-N_STRONGEST, CROPS_PER_PERTURBATION = 10, 4
+# number of perturbations with the strongest effects that are coloured in UMAPs
+N_STRONGEST = 10
 # explanations, for readers of the report, of terms that occur in the names of embeddings
 TERMS = {
     "pixel PCA": "principal components of the pixels, without any training",
@@ -100,15 +100,18 @@ def collect_report(
     if judged.best not in (None, "z_c"):
         embeddings[f"best: {judged.best}"] = BEST_KEY
     name, key = ("z_c", CONTENT_KEY) if judged.best is None else (judged.best, BEST_KEY)
-    profiles = _mean_profiles(np.asarray(adata.obsm[key])[held_out], labels.y[held_out], labels.control_names)
+    y, z = labels.y[held_out], np.asarray(adata.obsm[key])[held_out]
+    profiles = pd.DataFrame(label_means(z, y)[1], index=np.unique(y))
+    is_control = profiles.index.isin(labels.control_names)
+    # Profiles are relative to the mean profile of the controls, or of all perturbations if there are no controls.
+    profiles = profiles - profiles[is_control if is_control.any() else ~is_control].mean()
     profiles.columns.name = name
-    strength = profiles.drop(index=labels.control_names, errors="ignore").pow(2).sum(axis=1)
+    strength = profiles[~is_control].pow(2).sum(axis=1)
     strongest = list(strength.sort_values(ascending=False).index[:N_STRONGEST])
     e_keys = list(labels.environments)
     obs = pd.DataFrame({labels.y_name: labels.y, **labels.environments}).iloc[held_out].astype("category")
     obs.index = obs.index.astype(str)
     return Report(
-        title=f"{labels.y_name} by {' and '.join(e_keys)}",
         verdict=judged.text,
         next_step=_next_step(judged, has_warnings=bool(judged.notes or warnings)),
         best=judged.best,
@@ -134,31 +137,6 @@ def collect_report(
     )
 
 
-def _mean_profiles(z: np.ndarray, y: np.ndarray, controls: Sequence[str]) -> pd.DataFrame:
-    """Compute the profile of each perturbation: its mean embedding, relative to that of controls.
-
-    The embedding is averaged over the cells of each perturbation, and the mean of these averages over the controls is
-    subtracted. If there are no controls, the mean over all perturbations is subtracted.
-
-    Parameters
-    ----------
-    z
-        Embedding ``(N, D)``.
-    y
-        Perturbation of each cell, ``(N,)``.
-    controls
-        Perturbation labels of the controls; may be empty.
-
-    Returns
-    -------
-    Table of the profiles, one row per perturbation.
-    """
-    names = np.unique(y)
-    profiles = pd.DataFrame(label_means(z, y)[1], index=names)
-    is_control = np.isin(names, controls)
-    return profiles - profiles[is_control if is_control.any() else ~is_control].mean()
-
-
 def _read_crops(
     adata: AnnData, inputs: InputLocation, labels: CellLabels, held_out: np.ndarray, strongest: Sequence[str]
 ) -> tuple[np.ndarray, Sequence[str], Sequence[str]] | None:
@@ -172,8 +150,8 @@ def _read_crops(
     if inputs.image_key is None:
         return None
     y = labels.y[held_out]
-    groups = [np.isin(y, labels.control_names), *(y == name for name in strongest)]
-    rows = np.concatenate([held_out[group][:CROPS_PER_PERTURBATION] for group in groups])
+    groups = [np.isin(y, labels.control_names), *(y == name for name in strongest[:MAX_CROP_PERTURBATIONS])]
+    rows = np.concatenate([held_out[group][:CROPS_PER_ROW] for group in groups])
     images = inputs.source(adata).read(np.sort(rows))
     names = list(inputs.channels or adata.var_names)
     if len(names) != images.shape[1]:
@@ -211,7 +189,7 @@ def _list_decisions(
     n_unseen = len(set(labels.y[labels.is_unseen]))
     training, health, given = settings["training"], settings["health"], settings["asked"]
     rows: list[tuple[str, str, int | None, str]] = []
-    if all(given["training"].get(name) is None for name in ("split", "train_size", "validation_size")):
+    if all(given["training"].get(name) is None for name in SPLIT_ARGUMENTS):
         unseen = f"all cells of {n_unseen} perturbations, and " if n_unseen else ""
         share = f"{unseen}a part of the cells of each {'other ' if n_unseen else ''}perturbation in each environment"
         rows.append(("held-out cells", f"{n_held_out:,} of {len(labels.y):,}", n_held_out, share))

@@ -33,10 +33,12 @@ from scbd._workflows.candidates import (
 from scbd._workflows.compare import evaluate
 from scbd._workflows.inspection import find_place_columns
 from scbd._workflows.report import Report, write_report
-from scbd._workflows.report_contents import collect_report
+from scbd._workflows.report_contents import FILES, collect_report
 from scbd._workflows.training_runs import (
+    SPLIT_ARGUMENTS,
     describe_training_data,
     locate_inputs,
+    log_level,
     recorded_warnings,
     seed_everything,
     train_or_load,
@@ -59,24 +61,13 @@ if TYPE_CHECKING:
 _BLOCKS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY}
 # Files from which an interrupted run can be continued.
 _STATE_FILES = ("settings.json", "checkpoints/last.ckpt")
-# All files and folders that a run writes. A new run raises an error if its directory contains one of them.
-_OUTPUTS = (
-    "cells.h5ad",
-    "history.csv",
-    "metrics.csv",
-    "model",
-    "replicates.csv",
-    "report.html",
-    "training_curves.png",
-    "umap.png",
-    "verdict.csv",
-    "verdict.txt",
-    *_STATE_FILES,
-)
+# All files and folders that a run writes, except an empty folder of checkpoints. A new run raises an error if its
+# directory contains one of them.
+_OUTPUTS = {name for names in FILES for name in names.split(", ")} - {"checkpoints/"} | set(_STATE_FILES)
 # _TEST_FRACTION: fraction of the cells that are test cells, and also fraction of the perturbations that are held out
 # with all of their cells. _MIN_PERTURBATIONS_TO_HOLD_OUT: minimum number of perturbations for which whole perturbations
-# are held out. _SPLIT_ARGUMENTS: arguments of SCBDModel.train with which users split the cells themselves.
-_TEST_FRACTION, _MIN_PERTURBATIONS_TO_HOLD_OUT, _SPLIT_ARGUMENTS = 0.2, 30, ("split", "train_size", "validation_size")
+# are held out.
+_TEST_FRACTION, _MIN_PERTURBATIONS_TO_HOLD_OUT = 0.2, 30
 # _N_COMPONENTS: number of principal components of features. _N_PCA_CELLS: maximum number of cells to which the PCA is
 # fitted, and also number of cells that the PCA transforms at a time.
 _N_COMPONENTS, _N_PCA_CELLS = 50, 20_000
@@ -210,22 +201,21 @@ def run(
     ... )  # doctest: +SKIP
     """
     out = _new_directory(out, resume=resume)
-    columns, training = as_columns(e_key), train_kwargs or {}
+    columns, model_kwargs, training = as_columns(e_key), model_kwargs or {}, train_kwargs or {}
     seed_everything(seed)
     setup = {"y_key": y_key, "e_key": columns, **(setup_kwargs or {})}
     with recorded_warnings() as messages:
         SCBDModel.setup_anndata(adata, **setup)
-        model = SCBDModel(adata, **(model_kwargs or {}))
+        model = SCBDModel(adata, **model_kwargs)
     inputs = locate_inputs(adata, setup)
     for key in (mechanism_key, guide_key):
         for column in () if key is None else as_columns(key):
             get_obs_column(adata.obs, column)
     data = describe_training_data(adata, setup, training.get("split"))
     _check_writable(_without_inputs(adata, inputs))
-    asked = {"data": data, "asked": {"model": model_kwargs or {}, "training": training}, "seed": seed}
-    if all(training.get(name) is None for name in _SPLIT_ARGUMENTS):
-        held_out = _default_split(adata, y_key, columns, setup.get("control"), model._train_size, seed)
-        training = {**training, "split": held_out}
+    asked = {"data": data, "asked": {"model": model_kwargs, "training": training}, "seed": seed}
+    if all(training.get(name) is None for name in SPLIT_ARGUMENTS):
+        training = {**training, "split": _default_split(adata, setup, model._train_size, seed)}
     model = train_or_load(model, asked, out, resume=resume, **{"seed": seed} | training)
     settings = json.loads((out / "settings.json").read_text(encoding="utf-8"))
     messages += settings.get("warnings", [])
@@ -237,9 +227,13 @@ def run(
     blocks = {name: key for name, key in _BLOCKS.items() if name == "z_c" or model.module.style is not None}
     for name, key in blocks.items():
         adata.obsm[key] = model.get_latent_representation(block=name[-1])
-    pca_key = PIXEL_PCA_KEY if inputs.image_key else FEATURE_PCA_KEY
+    pca_name, pca_key = ("pixel PCA", PIXEL_PCA_KEY) if inputs.image_key else ("feature PCA", FEATURE_PCA_KEY)
     adata.obsm[pca_key] = compute_input_pca(adata, inputs, seed)
-    _store_split(adata.obs, model)
+    # Users need this column to exclude training cells from scores, because scores on training cells are too high.
+    part = np.full(adata.n_obs, NOT_IN_SPLIT, dtype=object)
+    for name in ("train", "validation", "test"):
+        part[getattr(model, f"{name}_indices")] = name
+    adata.obs[SPLIT_KEY] = pd.Categorical(part)
     environments = [columns] if model.module.covariates is None else [(column,) for column in columns]
     crosses = {CROSS_SEPARATOR.join(several): several for several in (as_columns(y_key), *environments)}
     for label, several in crosses.items():
@@ -250,13 +244,17 @@ def run(
     y_name, *e_names = crosses
     labels = _cell_labels(adata.obs, model, y_name, e_names, setup, mechanism_key, guide_key)
 
-    reference = choose_reference_cells(labels, (model_kwargs or {}).get("standardize_by", "auto"))
-    candidates = compute_corrected_inputs(*_named_inputs(adata, inputs, labels, pca_key), labels, reference)
+    reference = choose_reference_cells(labels, model_kwargs.get("standardize_by", "auto"))
+    input_name, values, source = pca_name, adata.obsm[pca_key], inputs.source(adata)
+    if inputs.image_key is None and source.shape[0] * source.shape[1] <= _MAX_PROBED_VALUES:
+        features = np.asarray(source.read(slice(0, source.shape[0])))
+        input_name, values = "features", standardize_over_training_cells(features, labels.is_train)
+    candidates = compute_corrected_inputs(input_name, values, labels, reference)
     probed = {name: z for name, z in candidates.items() if not name.endswith("sphered")}
     candidates["z_c"] = adata.obsm[CONTENT_KEY]
     add_standardised(candidates, "z_c", labels, reference)
     if inputs.image_key is None if erm is None else erm:
-        candidates["ERM"] = _erm_embedding(adata, setup, model_kwargs or {}, out, {"seed": seed} | training)
+        candidates["ERM"] = _erm_embedding(adata, setup, model_kwargs, out, {"seed": seed} | training)
     judged = judge_embeddings(labels, candidates, seed=seed)
     if judged.best is not None:
         adata.obsm[BEST_KEY] = np.asarray(candidates[judged.best], dtype=np.float32)
@@ -282,7 +280,7 @@ def run(
         labels,
         judged,
         inputs=inputs,
-        input_embedding=("pixel PCA" if inputs.image_key else "feature PCA", pca_key),
+        input_embedding=(pca_name, pca_key),
         reference=reference,
         settings=settings,
         warnings=messages,
@@ -290,7 +288,8 @@ def run(
     )
     write_report(report, out / "report.html")
     _write_pictures(adata, report, [y_name, *e_names], blocks, out, seed)
-    _write_cells(_without_inputs(adata, inputs), out / "cells.h5ad")
+    with write_atomically(out / "cells.h5ad") as partial:
+        _without_inputs(adata, inputs).write_h5ad(partial)
     table.attrs |= {"verdict": text, "scores": judged.scores}
     return table
 
@@ -370,20 +369,6 @@ def _cell_labels(
     )
 
 
-def _named_inputs(adata: AnnData, inputs: InputLocation, labels: CellLabels, pca_key: str) -> tuple[str, np.ndarray]:
-    """Return the name and the values ``(N, D)`` of the embedding that represents the inputs in comparisons with z_c.
-
-    Features are scaled to mean 0 and variance 1 over the training cells. Images, and features with more than 50 million
-    values, are represented by their principal components.
-    """
-    source = inputs.source(adata)
-    if inputs.image_key is None and source.shape[0] * source.shape[1] <= _MAX_PROBED_VALUES:
-        return "features", standardize_over_training_cells(
-            np.asarray(source.read(slice(0, source.shape[0]))), labels.is_train
-        )
-    return ("feature PCA" if inputs.image_key is None else "pixel PCA"), adata.obsm[pca_key]
-
-
 def _erm_embedding(
     adata: AnnData, setup: Mapping[str, Any], model: Mapping[str, Any], out: Path, training: Mapping[str, Any]
 ) -> np.ndarray:
@@ -392,28 +377,16 @@ def _erm_embedding(
     The classifier has the same inputs and the same split as the SCBD model. Settings that both models have are equal,
     too.
     """
-    notes, level = logging.getLogger("scbd"), logging.getLogger("scbd").level
-    with warnings.catch_warnings():
-        # Warnings are hidden, because the user has already seen them when the SCBD model was trained on these cells.
+    # Warnings are hidden, because the user has already seen them when the SCBD model was trained on these cells.
+    with warnings.catch_warnings(), log_level("scbd", logging.ERROR):
         warnings.simplefilter("ignore")
-        notes.setLevel(logging.ERROR)
-        try:
-            ERMModel.setup_anndata(adata, **setup)
-            erm = ERMModel(adata, **{name: value for name, value in model.items() if name in _SHARED_WITH_ERM})
-            erm.train(**{**training, "checkpoint_dir": out / "checkpoints" / "erm", "resume": True})
-            return erm.get_latent_representation()
-        finally:
-            notes.setLevel(level)
+        ERMModel.setup_anndata(adata, **setup)
+        erm = ERMModel(adata, **{name: value for name, value in model.items() if name in _SHARED_WITH_ERM})
+        erm.train(**{**training, "checkpoint_dir": out / "checkpoints" / "erm", "resume": True})
+        return erm.get_latent_representation()
 
 
-def _default_split(
-    adata: AnnData,
-    y_key: str | Sequence[str],
-    e_key: str | Sequence[str],
-    control: Any,
-    train_size: float,
-    seed: int,
-) -> Split:
+def _default_split(adata: AnnData, setup: Mapping[str, Any], train_size: float, seed: int) -> Split:
     """Split cells at random into training, validation and test cells.
 
     Test cells are a fifth of the cells of each perturbation in each environment. With 30 or more perturbations, all
@@ -424,28 +397,24 @@ def _default_split(
     ----------
     adata
         Cells.
-    y_key, e_key
-        Columns of perturbation and environment.
-    control
-        Label or labels of the controls, which always have training cells. If `None`, perturbations with a usual name of
-        controls, such as DMSO, count as controls.
+    setup
+        Arguments of ``setup_anndata`` by name. Controls always have training cells. If no ``control`` is given,
+        perturbations with a usual name of controls, such as DMSO, count as controls.
     train_size
         Fraction of the cells outside the test cells that are training cells.
     seed
         Seed of the split.
     """
-    names = get_label_texts(adata, y_key)
+    names, control = get_label_texts(adata, setup["y_key"]), setup.get("control")
     each = pd.unique(names)
-    kept = find_likely_controls(each) if control is None else check_control_labels(control, each, y_key)
+    kept = find_likely_controls(each) if control is None else check_control_labels(control, each, setup["y_key"])
     rows, unseen = np.arange(adata.n_obs), np.empty(0, dtype=np.int64)
     if len(each) - len(kept) >= _MIN_PERTURBATIONS_TO_HOLD_OUT:
         apart = hold_out_perturbations(names, share=_TEST_FRACTION, validation_share=0, keep=kept, seed=seed)
         rows, unseen = apart.train, apart.test
-    sizes = {
-        "train_size": (1 - _TEST_FRACTION) * train_size,
-        "validation_size": (1 - _TEST_FRACTION) * (1 - train_size),
-    }
-    inside = stratified_split([names, get_label_texts(adata, e_key)], **sizes, seed=seed, rows=rows)
+    trained, validated = ((1 - _TEST_FRACTION) * fraction for fraction in (train_size, 1 - train_size))
+    strata = [names, get_label_texts(adata, setup["e_key"])]
+    inside = stratified_split(strata, train_size=trained, validation_size=validated, seed=seed, rows=rows)
     return Split(inside.train, inside.validation, np.concatenate([inside.test, unseen]))
 
 
@@ -470,17 +439,6 @@ def compute_input_pca(adata: AnnData, inputs: InputLocation, seed: int) -> np.nd
     pca = PCA(min(_N_COMPONENTS, *sample.shape), svd_solver="randomized", random_state=seed).fit(sample)
     parts = (slice(start, start + _N_PCA_CELLS) for start in range(0, n, _N_PCA_CELLS))
     return np.concatenate([pca.transform(scaler.transform(source.read(part))) for part in parts]).astype(np.float32)
-
-
-def _store_split(obs: pd.DataFrame, model: SCBDModel) -> None:
-    """Store in ``obs`` whether each cell was a training, validation or test cell of the model.
-
-    Users need this column to exclude training cells from scores, because scores on training cells are too high.
-    """
-    part = np.full(len(obs), NOT_IN_SPLIT, dtype=object)
-    for name in ("train", "validation", "test"):
-        part[getattr(model, f"{name}_indices")] = name
-    obs[SPLIT_KEY] = pd.Categorical(part)
 
 
 def _write_pictures(
@@ -533,8 +491,3 @@ def _check_writable(cells: AnnData) -> None:
                     f"del adata.{slot}[{key!r}]."
                 )
                 raise ValueError(msg) from error
-
-
-def _write_cells(cells: AnnData, path: Path) -> None:
-    with write_atomically(path) as partial:
-        cells.write_h5ad(partial)

@@ -8,11 +8,9 @@ from __future__ import annotations
 import logging
 import math
 import os
-import tempfile
 import warnings
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -21,7 +19,13 @@ import pandas as pd
 from scbd._shared.checks import check_choice, check_count
 from scbd._shared.files import check_output_directory, save_figure, write_table
 from scbd._shared.labels import as_columns, check_anndata, label_values
-from scbd._workflows.training_runs import check_repeatable, describe_training_data, seed_everything, train_or_load
+from scbd._workflows.training_runs import (
+    SPLIT_ARGUMENTS,
+    check_repeatable,
+    describe_training_data,
+    seed_everything,
+    train_or_load,
+)
 from scbd.baselines._classifiers import ERMModel
 from scbd.data._splits import hold_out_environments, split_by_column
 from scbd.metrics._probes import label_probe, predict_labels
@@ -43,14 +47,16 @@ Criterion = Literal["kept", "unseen"]
 # loss, and the values under "listing" are for all other forms. These values differ because the scale of alpha depends
 # on the form.
 _DEFAULT_ALPHAS = {"variance": (0.0, 0.003, 0.01, 0.03, 0.1), "listing": (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)}
-# With the criterion "kept", the chosen alpha must reach this fraction of the highest accuracy above chance.
-_KEPT_FRACTION = 0.97
+# With each criterion, the chosen alpha must reach this fraction of the highest accuracy above chance.
+_KEPT_FRACTION: dict[Criterion, float] = {"kept": 0.97, "unseen": 1.0}
 # Default fraction of the cells that are trained on. Alpha is chosen on all other cells. The default also holds for
 # encoders that would otherwise be trained on all cells by default.
 _DEFAULT_TRAIN_SIZE = 0.9
 # _MAX_ASSUMPTION_CELLS: maximum number of cells on which the accuracy of a trained model is computed.
 # _MAX_CELLS_PER_PROBE: maximum number of cells for classifiers (probes) that predict the environment.
 _MAX_ASSUMPTION_CELLS, _MAX_CELLS_PER_PROBE = 100_000, 20_000
+# error message, raised before training where possible
+_NO_VALIDATION_CELLS = "There are no validation cells to choose by: lower train_size, or mark some in the split column."
 
 
 @dataclass(frozen=True)
@@ -228,7 +234,7 @@ def select_alpha(
         training = dict(train_kwargs)
         if held_out:
             training["split"] = hold_out_environments(environments, held_out, strata=[y.astype(str)], seed=seed)
-        elif all(training.get(name) is None for name in ("split", "train_size", "validation_size")):
+        elif all(training.get(name) is None for name in SPLIT_ARGUMENTS):
             training["train_size"] = _DEFAULT_TRAIN_SIZE
         seed_everything(seed)
         model = SCBDModel(adata, **settings | {"alpha": alpha})
@@ -237,16 +243,14 @@ def select_alpha(
             "asked": {"model": settings | {"alpha": alpha}, "training": train_kwargs},
             "seed": seed,
         }
-        with tempfile.TemporaryDirectory() as nowhere:
-            name = f"alpha-{alpha:g}-seed-{seed}" + f"-fold-{fold}" * bool(held_out)
-            kept = Path(nowhere) if directory is None else directory / "runs" / name
-            try:
-                model = train_or_load(model, asked, kept, resume=directory is not None, seed=seed, **training)
-                scored = model.test_indices if held_out else model.validation_indices
-                scores = _score_run(model, scored, y, e)
-            except TrainingDiverged as error:
-                warnings.warn(f"alpha={alpha:g}: {error}", UserWarning, stacklevel=2)
-                scores = {"accuracy": math.nan, "chance": math.nan, "cells": math.nan}
+        name = f"alpha-{alpha:g}-seed-{seed}" + f"-fold-{fold}" * bool(held_out)
+        try:
+            model = train_or_load(model, asked, directory and directory / "runs" / name, seed=seed, **training)
+            scored = model.test_indices if held_out else model.validation_indices
+            scores = _score_run(model, scored, y, e)
+        except TrainingDiverged as error:
+            warnings.warn(f"alpha={alpha:g}: {error}", UserWarning, stacklevel=2)
+            scores = dict.fromkeys(("accuracy", "chance", "cells"), math.nan)
         rows.append({"seed": seed, "held_out": held_out, "alpha": alpha, **scores})
     runs = pd.DataFrame(rows)
     found = choose_alpha(runs, criterion=criterion)
@@ -303,8 +307,7 @@ def _check_settings(adata: AnnData, model: Mapping[str, Any], training: Mapping[
     train, size = training.get("train_size"), training.get("validation_size")
     size = 1 - (_DEFAULT_TRAIN_SIZE if train is None else train) if size is None else size
     if not (unseen or (size > 0 if split is None else len(split.validation))):
-        msg = "There are no validation cells to choose by: lower train_size, or mark some in the split column."
-        raise ValueError(msg)
+        raise ValueError(_NO_VALIDATION_CELLS)
 
 
 def _score_run(model: SCBDModel, scored: np.ndarray, y: np.ndarray, e: np.ndarray) -> dict[str, float]:
@@ -320,8 +323,7 @@ def _score_run(model: SCBDModel, scored: np.ndarray, y: np.ndarray, e: np.ndarra
     """
     learned, scored, new = map(_subsample, (model.train_indices, scored, model.validation_indices))
     if not len(scored):
-        msg = "There are no validation cells to choose by: lower train_size, or mark some in the split column."
-        raise ValueError(msg)
+        raise ValueError(_NO_VALIDATION_CELLS)
     z = [model.get_latent_representation(indices=rows) for rows in (learned, scored)]
     predicted = predict_labels(z[0], y[learned], z[1], classifier="nearest_mean")
     scores = {
@@ -339,11 +341,9 @@ def _score_run(model: SCBDModel, scored: np.ndarray, y: np.ndarray, e: np.ndarra
 
 
 def _subsample(rows: np.ndarray) -> np.ndarray:
-    return (
-        rows
-        if len(rows) <= _MAX_ASSUMPTION_CELLS
-        else np.sort(np.random.default_rng(0).choice(rows, _MAX_ASSUMPTION_CELLS, replace=False))
-    )
+    if len(rows) <= _MAX_ASSUMPTION_CELLS:
+        return rows
+    return np.sort(np.random.default_rng(0).choice(rows, _MAX_ASSUMPTION_CELLS, replace=False))
 
 
 def _majority_accuracy(labels: np.ndarray) -> float:
@@ -351,7 +351,7 @@ def _majority_accuracy(labels: np.ndarray) -> float:
     return float(pd.Series(labels).value_counts(normalize=True).max()) if len(labels) else math.nan
 
 
-def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: float | None = None) -> AlphaSelection:
+def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept") -> AlphaSelection:
     r"""Choose alpha, the weight of the invariance loss, from models trained at several alphas.
 
     The rule is that of :func:`select_alpha`.
@@ -365,17 +365,14 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
         compared in pairs.
     criterion
         Criterion that was used in the runs, ``"kept"`` or ``"unseen"``, see :func:`select_alpha`.
-    keep
-        Fraction :math:`\kappa` of the highest accuracy above chance that must be reached, from 0 to 1. Default: 0.97
-        for ``"kept"``, and 1 for ``"unseen"``.
 
     Raises
     ------
     KeyError
         If a column is missing.
     ValueError
-        If there are fewer than two alphas, if each alpha has a run whose accuracy is NaN, if the criterion does not
-        exist, or if ``keep`` is not between 0 and 1.
+        If there are fewer than two alphas, if each alpha has a run whose accuracy is NaN, or if the criterion does not
+        exist.
     """
     check_choice("criterion", criterion, Criterion)
     missing = [column for column in ("alpha", "accuracy", "chance", "cells") if column not in runs]
@@ -384,10 +381,6 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
         raise KeyError(msg)
     if runs["alpha"].nunique() < 2:
         msg = "There is nothing to choose from: give the runs of at least two alphas."
-        raise ValueError(msg)
-    keep = {"kept": _KEPT_FRACTION, "unseen": 1.0}[criterion] if keep is None else keep
-    if not 0 <= keep <= 1:
-        msg = f"keep={keep} is the share of the best accuracy that has to be reached, between 0 and 1."
         raise ValueError(msg)
     groups = runs.groupby("alpha")
     probes = [column for column in ("e from z_c", "e from r_c") if column in runs]
@@ -403,7 +396,8 @@ def choose_alpha(runs: pd.DataFrame, *, criterion: Criterion = "kept", keep: flo
     best = curve["accuracy"].idxmax()
     highest, chance = curve.loc[best, "accuracy"], runs["chance"].mean()
     of_cells = np.sqrt(highest * (1 - highest) / runs.loc[runs["alpha"] == best, "cells"].sum())
-    curve["threshold"] = chance + keep * (highest - chance) - np.fmax(_standard_error_over_runs(runs, best), of_cells)
+    error = np.fmax(_standard_error_over_runs(runs, best), of_cells)
+    curve["threshold"] = chance + _KEPT_FRACTION[criterion] * (highest - chance) - error
     curve["kept"] = curve["accuracy"] >= curve["threshold"]
     alpha = curve.index[(curve["kept"] | (curve.index <= best)).cummin()][-1]
     return AlphaSelection(float(alpha), criterion, float(curve.loc[alpha, "threshold"]), curve, runs)

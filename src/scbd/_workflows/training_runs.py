@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 import warnings
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -18,18 +19,18 @@ import pandas as pd
 
 from scbd._shared.checks import check_count
 from scbd._shared.files import write_text
-from scbd._shared.labels import (
-    as_columns,
-    label_values,
-)
+from scbd._shared.labels import as_columns, label_values
 from scbd.data._input_location import InputLocation
 from scbd.data._sources import digest_cells
 from scbd.model._scbd import SCBDModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from anndata import AnnData
+
+# arguments of SCBDModel.train with which users split the cells themselves
+SPLIT_ARGUMENTS = ("split", "train_size", "validation_size")
 
 
 @contextmanager
@@ -61,6 +62,18 @@ def recorded_warnings() -> Iterator[list[str]]:
         logging.getLogger("scbd").removeHandler(recorder)
 
 
+@contextmanager
+def log_level(name: str, level: int) -> Iterator[None]:
+    """Set the level of the logger ``name``, and restore its earlier level at the end of the ``with`` block."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def seed_everything(seed: int) -> None:
     """Seed the random number generators of Python, numpy and torch with scvi-tools, without its log message.
 
@@ -72,13 +85,8 @@ def seed_everything(seed: int) -> None:
     import scvi
 
     check_count("seed", seed, 0)
-    note = logging.getLogger("lightning.fabric.utilities.seed")
-    level = note.level
-    note.setLevel(logging.WARNING)
-    try:
+    with log_level("lightning.fabric.utilities.seed", logging.WARNING):
         scvi.settings.seed = seed
-    finally:
-        note.setLevel(level)
 
 
 def locate_inputs(adata: AnnData, setup: Mapping[str, Any]) -> InputLocation:
@@ -145,7 +153,9 @@ def check_repeatable(model: Mapping[str, Any], training: Mapping[str, Any], take
         raise ValueError(msg)
 
 
-def train_or_load(model: SCBDModel, asked: Mapping[str, Any], out: Path, *, resume: bool, **training: Any) -> SCBDModel:
+def train_or_load(
+    model: SCBDModel, asked: Mapping[str, Any], out: Path | None, *, resume: bool = True, **training: Any
+) -> SCBDModel:
     """Train and save a model, or load the model that an earlier run with the same data and settings has saved.
 
     Parameters
@@ -156,7 +166,8 @@ def train_or_load(model: SCBDModel, asked: Mapping[str, Any], out: Path, *, resu
         Everything that determines the trained model: description of the data, settings and seed. It is stored in
         ``settings.json``, and compared with the file of an earlier run.
     out
-        Directory of the run, to which ``model/``, ``settings.json`` and ``checkpoints/`` are written.
+        Directory of the run, to which ``model/``, ``settings.json`` and ``checkpoints/`` are written. `None` keeps no
+        files.
     resume
         If true, load the trained model from ``out`` if an earlier run has saved it there, or continue its interrupted
         training.
@@ -167,23 +178,16 @@ def train_or_load(model: SCBDModel, asked: Mapping[str, Any], out: Path, *, resu
     -------
     The trained model.
     """
+    if out is None:
+        with tempfile.TemporaryDirectory() as folder:
+            return train_or_load(model, asked, Path(folder), resume=False, **training)
     if resume and _is_trained(out, asked):
         accelerator = training.get("accelerator", "auto")
         return SCBDModel.load(str(out / "model"), model.adata, accelerator=accelerator)
     with recorded_warnings() as messages:
         model.train(checkpoint_dir=out / "checkpoints", resume=resume, **training)
     model.save(str(out / "model"), overwrite=True)
-    settings = _settings_to_store(model, asked) | {"warnings": messages}
-    write_text(json.dumps(settings, indent=2), out / "settings.json")
-    return model
-
-
-def _settings_to_store(model: SCBDModel, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Collect the contents of ``settings.json``: everything that is needed to repeat a run, as plain Python values.
-
-    The contents are the arguments in ``asked``, the versions of packages, the settings with which the model was built
-    and trained (including those chosen automatically), the diagnostics ``model.health``, and the device.
-    """
+    # settings.json holds all that is needed to repeat the run, including settings that were chosen automatically.
     settings = {
         **asked,
         "versions": {name: version(name) for name in ("scbd", "torch", "scvi-tools", "anndata")},
@@ -191,8 +195,11 @@ def _settings_to_store(model: SCBDModel, asked: Mapping[str, Any]) -> dict[str, 
         "training": model.training_settings_,
         "health": model.health,
         "device": str(model.device),
+        "warnings": messages,
     }
-    return json.loads(json.dumps(settings, default=lambda value: _to_python_number(value, str)))
+    as_plain = lambda value: value.item() if isinstance(value, np.generic) else str(value)
+    write_text(json.dumps(settings, indent=2, default=as_plain), out / "settings.json")
+    return model
 
 
 def _is_trained(out: Path, asked: Mapping[str, Any]) -> bool:
@@ -205,25 +212,8 @@ def _is_trained(out: Path, asked: Mapping[str, Any]) -> bool:
     if not (settings.is_file() and model.is_file()):
         return False
     try:
-        wanted = json.loads(json.dumps(asked, default=_to_python_number))
+        wanted = json.loads(json.dumps(asked, default=np.generic.item))
     except TypeError:
         return False
     there = json.loads(settings.read_text(encoding="utf-8"))
     return all(there.get(key) == value for key, value in wanted.items())
-
-
-def _to_python_number(value: Any, otherwise: Callable[[Any], Any] | None = None) -> Any:
-    """Convert a numpy number to a Python number, which can be written to JSON.
-
-    Any other value is converted by the function ``otherwise``.
-
-    Raises
-    ------
-    TypeError
-        If ``value`` is not a numpy number, and ``otherwise`` is `None`.
-    """
-    if isinstance(value, np.generic):
-        return value.item()
-    if otherwise is None:
-        raise TypeError(value)
-    return otherwise(value)

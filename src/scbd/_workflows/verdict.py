@@ -82,17 +82,16 @@ def _judge_by_retrieval(
     measures = {group: found.measure(rows, group, seed=seed) for group, rows in groups.items()}
     decisive, *others = measures
     scores = measures[decisive].scores
+    considered, environments = list(scores), {}
+    if not found.question.crosses_environments:
+        environments = predict_environments(labels, embeddings, seed=seed)
+        considered = _embeddings_without_environment(scores, environments)
+    best = _choose_simplest_of_best({name: scores[name].value for name in considered})
     if found.question.crosses_environments:
-        considered = list(scores)
-        best = _choose_simplest_of_best(scores, considered)
         # Classifiers that predict the environment (probes) are slow to train, and the best embedding is already chosen
         # here. They are therefore trained only for the embeddings that the text of the verdict mentions.
         compared = {name: z for name, z in embeddings.items() if name in _compared_names(scores, best)}
         environments = predict_environments(labels, compared, seed=seed)
-    else:
-        environments = predict_environments(labels, embeddings, seed=seed)
-        considered = _embeddings_without_environment(scores, environments)
-        best = _choose_simplest_of_best(scores, considered)
     table = pd.concat([measure.table() for measure in (*measures.values(), *environments.values())], ignore_index=True)
     replicates = pd.DataFrame({name: each["average_precision"] for name, each in found.tables.items()})
     gain = found.gain(best, groups[decisive], seed=seed)
@@ -130,19 +129,17 @@ def _groups_of_perturbations(labels: CellLabels, found: AnsweredQuestion) -> dic
     unseen = np.isin(found.labels, pd.unique(labels.y[labels.is_unseen]))
     if found.question.label is not labels.y or not unseen.any():
         return {"": every}
-    parts = {" that were not trained on": unseen}
-    if not unseen.all():
-        parts[" that were trained on"] = ~unseen
+    parts = {" that were not trained on": unseen, " that were trained on": ~unseen}
+    parts = {group: rows for group, rows in parts.items() if rows.any()}
     return parts if unseen.sum() >= MIN_UNSEEN_PERTURBATIONS else {"": every} | parts
 
 
-def _choose_simplest_of_best(scores: Mapping[str, EstimatedScore], considered: Collection[str]) -> str:
+def _choose_simplest_of_best(scores: Mapping[str, float]) -> str:
     """Return the name of the simplest embedding whose score is within 0.01 (:data:`MARGIN`) of the highest score.
 
-    ``scores`` lists embeddings in the order from simple to complex. Only embeddings in ``considered`` can be chosen.
+    ``scores`` lists embeddings in the order from simple to complex.
     """
-    highest = max(scores[name].value for name in considered)
-    return next(name for name in scores if name in considered and scores[name].value >= highest - MARGIN)
+    return next(name for name, score in scores.items() if score >= max(scores.values()) - MARGIN)
 
 
 def _embeddings_without_environment(names: Collection[str], environments: Mapping[str, Measure]) -> list[str]:
@@ -290,7 +287,7 @@ def _judge_by_probes(labels: CellLabels, embeddings: Mapping[str, np.ndarray], s
     for each in environments.values():
         for name in net:
             net[name] -= beyond_chance(each.scores[name]) / len(environments)
-    best = next(name for name in net if net[name] >= max(net.values()) - MARGIN)
+    best = _choose_simplest_of_best(net)
     chance, low = measure.scores[best].chance, measure.scores[best].interval(CONFIDENCE_LEVEL)[0]
     listed = f"F1 of {labels.y_name}: {_format_scores(measure.scores, measure.scores)}; chance {chance:.2f}"
     if net[best] <= 0 or low <= chance:
