@@ -136,13 +136,36 @@ def test_main_invalid_arguments_exits_with_2(command, named, capsys):
     assert named in printed.err + printed.out and "Traceback" not in printed.err + printed.out
 
 
-def test_options_defaults_equal_arguments_of_model_and_train():
-    train, model = inspect.signature(scbd.SCBDModel.train).parameters, inspect.signature(scbd.SCBDModel).parameters
-    assert {field.name for field in fields(TrainingOptions)} <= set(train)
-    for options, known in ((TrainingOptions, train), (ModelOptions, model)):
-        for field in fields(options):
-            if field.name in known:
-                assert field.default == known[field.name].default, field.name
+def test_training_options_defaults_equal_arguments_of_train():
+    train = inspect.signature(scbd.SCBDModel.train).parameters
+    for field in fields(TrainingOptions):
+        assert field.default == train[field.name].default, field.name
+
+
+def test_model_options_not_given_leave_preset_unchanged():
+    assert ModelOptions().kwargs() == {"preset": "screen"}
+    given = ModelOptions(preset="paper", style_target="none", augment=True)
+    assert given.kwargs() == {"preset": "paper", "style_target": None, "augment": True}
+
+
+@pytest.mark.filterwarnings("ignore:z_c has", "ignore:Scores are")
+def test_run_preset_sets_model_that_is_saved(tmp_path):
+    make_cells().write_h5ad(tmp_path / "cells.h5ad")
+    command = [
+        "run",
+        str(tmp_path / "cells.h5ad"),
+        "--y-key",
+        "gene",
+        "--e-key",
+        "well",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main([*command, "--preset", "domain_generalization", "--n-latent", "6", "--encoder", "small", *QUICK]) == 0
+    model = scbd.SCBDModel.load(tmp_path / "out" / "model", adata=False)
+    given = {**model.init_params_["non_kwargs"], **model.init_params_["kwargs"]["module_kwargs"]}
+    assert given["preset"] == "domain_generalization" and given["n_latent"] == 6
+    assert given["standardize_by"] is None and not given["standardize"] and not given["augment"]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +195,7 @@ def test_package_run_as_module_prints_version():
 
 def test_parse_args_no_augment_disables_default():
     _, bound, _ = cli.app.parse_args(["run", "x", "--y-key", "a", "--e-key", "b", "--out", "o", "--no-augment"])
-    assert not bound.arguments["model"].augment and cli.ModelOptions().augment
+    assert bound.arguments["model"].kwargs()["augment"] is False
 
 
 def test_inspect_warning_is_printed_without_source_line(tmp_path):

@@ -125,8 +125,13 @@ class CellOptions:
 class ModelOptions:
     """Options for the model, which computes the embeddings z_c (perturbation) and z_s (environment).
 
+    An option that is not given has the value of the preset.
+
     Parameters
     ----------
+    preset
+        Settings of one use case: "screen" embeds the cells of a perturbation screen, "domain_generalization" classifies
+        images of an environment that is not in the training data, and "paper" is the published method.
     encoder
         For images: "small", "resnet18", "resnet50" or "densenet121". For features: "linear" or "mlp". "auto" chooses by
         the kind and size of the inputs.
@@ -151,19 +156,21 @@ class ModelOptions:
         For features: whitening transform that is applied before the encoder.
     """
 
-    encoder: str = "auto"
+    preset: Literal["screen", "domain_generalization", "paper"] = "screen"
+    encoder: str | None = None
     n_latent: int | None = None
-    style_target: Literal["e", "ye", "none"] = "e"
-    invariance: Literal["variance", "listing", "formula"] = "variance"
-    smoothing: float = 2 / 3
+    style_target: Literal["e", "ye", "none"] | None = None
+    invariance: Literal["variance", "listing", "formula"] | None = None
+    smoothing: float | None = None
     image_size: int | None = None
-    augment: Annotated[bool, Parameter(negative="--no-augment")] = True
-    standardize_by: Literal["auto", "controls", "cells", "none"] = "auto"
-    whitening: Literal["auto", "within", "controls", "lda", "plda", "none"] = "auto"
+    augment: Annotated[bool | None, Parameter(negative="--no-augment")] = None
+    standardize_by: Literal["auto", "controls", "cells", "none"] | None = None
+    whitening: Literal["auto", "within", "controls", "lda", "plda", "none"] | None = None
 
     def kwargs(self) -> dict[str, Any]:
-        """Return the options by name, as arguments of :class:`scbd.SCBDModel`; the value "none" becomes `None`."""
-        return {name: None if value == "none" else value for name, value in asdict(self).items()}
+        """Return the given options by name, as arguments of :class:`scbd.SCBDModel`; "none" becomes `None`."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: None if value == "none" else value for name, value in given.items()}
 
 
 @Parameter(name="*", group="Training")
@@ -332,7 +339,7 @@ def run(
     /,
     *,
     out: Path,
-    alpha: float | Literal["auto"] = "auto",
+    alpha: float | Literal["auto"] | None = None,
     mechanism_key: list[str] | None = None,
     guide_key: str | None = None,
     erm: Annotated[bool | None, Parameter(negative="--no-erm")] = None,
@@ -361,7 +368,8 @@ def run(
     out
         Folder for the results; created if it is missing.
     alpha
-        Weight of the invariance loss, or "auto" to choose it during training.
+        Weight of the invariance loss, or "auto" to choose it during training. Default: that of --preset, which is
+        "auto" except for "paper".
     mechanism_key
         Column(s) with a label that several perturbations share, such as the mechanism of action. Used to compare
         embeddings if perturbations do not repeat across environments.
@@ -381,7 +389,8 @@ def run(
     job = cells.opened(path)
     from scbd import run
 
-    how: dict[str, Any] = {"model_kwargs": model.kwargs() | {"alpha": alpha}, "train_kwargs": training.kwargs()}
+    settings = model.kwargs() | ({} if alpha is None else {"alpha": alpha})
+    how: dict[str, Any] = {"model_kwargs": settings, "train_kwargs": training.kwargs()}
     how |= {"mechanism_key": mechanism_key and _unwrap_single(mechanism_key), "guide_key": guide_key, "erm": erm}
     table = run(**job, out=out, resume=resume, seed=seed, **how)
     _print_result(table, out)

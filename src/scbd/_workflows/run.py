@@ -50,6 +50,7 @@ from scbd.data._input_location import InputLocation
 from scbd.data._splits import Split, hold_out_perturbations, stratified_split
 from scbd.data._storable import as_storable
 from scbd.metrics._arguments import get_label_texts
+from scbd.model._presets import PRESETS, with_preset
 from scbd.model._scbd import SCBDModel
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def run(
     setup_kwargs
         Further arguments of ``setup_anndata``, such as the location of images or features, and the controls.
     model_kwargs, train_kwargs
-        Arguments of :class:`scbd.SCBDModel` and of its ``train``.
+        Arguments of :class:`scbd.SCBDModel`, such as ``{"preset": "domain_generalization"}``, and of its ``train``.
     resume
         Continue a run in ``out`` that was interrupted or failed. With the same arguments, only the missing steps are
         trained.
@@ -201,7 +202,7 @@ def run(
     ... )  # doctest: +SKIP
     """
     out = _new_directory(out, resume=resume)
-    columns, model_kwargs, training = as_columns(e_key), model_kwargs or {}, train_kwargs or {}
+    columns, model_kwargs, training = as_columns(e_key), with_preset(model_kwargs or {}), train_kwargs or {}
     seed_everything(seed)
     setup = {"y_key": y_key, "e_key": columns, **(setup_kwargs or {})}
     with recorded_warnings() as messages:
@@ -254,7 +255,8 @@ def run(
     candidates["z_c"] = adata.obsm[CONTENT_KEY]
     add_standardised(candidates, "z_c", labels, reference)
     if inputs.image_key is None if erm is None else erm:
-        candidates["ERM"] = _erm_embedding(adata, setup, model_kwargs, out, {"seed": seed} | training)
+        own = PRESETS[model_kwargs.get("preset", "screen")].training
+        candidates["ERM"] = _erm_embedding(adata, setup, model_kwargs, out, {"seed": seed, **own, **training})
     judged = judge_embeddings(labels, candidates, seed=seed)
     if judged.best is not None:
         adata.obsm[BEST_KEY] = np.asarray(candidates[judged.best], dtype=np.float32)

@@ -56,6 +56,19 @@ PRESETS: Mapping[PresetName, Preset] = MappingProxyType(
 )
 
 
+def with_preset(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given arguments of :class:`scbd.SCBDModel`, and those that their ``preset`` sets in addition.
+
+    Raises
+    ------
+    ValueError
+        If there is no such preset.
+    """
+    preset = arguments.get("preset", "screen")
+    check_choice("preset", preset, PresetName)
+    return {**PRESETS[preset].model, **arguments}
+
+
 def fill_from_preset(constructor: Callable[P, R]) -> Callable[P, R]:
     """Decorate a constructor such that arguments that are not given have the values of its argument ``preset``.
 
@@ -65,10 +78,9 @@ def fill_from_preset(constructor: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(constructor)
     def filled(*args: P.args, **arguments: P.kwargs) -> R:
-        preset: Any = arguments.get("preset", "screen")
-        check_choice("preset", preset, PresetName)
-        given = {*names[: len(args)], *arguments}
-        unset: Any = {name: value for name, value in PRESETS[preset].model.items() if name not in given}
-        return constructor(*args, **arguments, **unset)
+        named: Any = with_preset(arguments)
+        for name in names[: len(args)]:
+            named.pop(name, None)
+        return constructor(*args, **named)
 
     return filled
