@@ -218,7 +218,7 @@ def _total_memory() -> int:
 
 
 def cpjump1(path: str | os.PathLike[str]) -> AnnData:
-    """Read the wells of CPJUMP1: CellProfiler features of A549 cells that were treated with 306 compounds.
+    """Read the wells of CPJUMP1: CellProfiler features of U2OS cells that were treated with 306 compounds.
 
     Parameters
     ----------
@@ -234,7 +234,8 @@ def cpjump1(path: str | os.PathLike[str]) -> AnnData:
         - ``Metadata_hours``.
 
         All other columns are features. The data are in the public domain (CC0; Cell Painting Gallery, cpg0000).
-        Features are selected and normalised to the controls of their batch, as in the benchmarks of CHAMMI-75.
+        The table is that of the benchmarks of CHAMMI-75: features are selected, and normalised to the controls of their
+        plate, so that the median of the controls is 0 on each plate.
 
     Returns
     -------
@@ -242,6 +243,10 @@ def cpjump1(path: str | os.PathLike[str]) -> AnnData:
     ``Metadata_broad_sample``, the environment is ``Metadata_Plate``. All plates have the same layout, so that each
     compound is always at the same position. Scores of replicates therefore include effects of the position. To estimate
     these effects, score the controls with their positions in place of perturbations.
+
+    Cells were treated for 24 h on two plates and for 48 h on three (``Metadata_hours``). Differences between these
+    plates are therefore partly effects of the duration: compare plates of one duration to measure effects of plates.
+    Nine of the 64 controls of plate BR00117012 are outliers (wells A02, C03, G04, G10, I02, K05, K06, M04 and O07).
 
     Raises
     ------
