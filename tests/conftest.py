@@ -5,7 +5,6 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,6 +112,6 @@ def hasty(monkeypatch: pytest.MonkeyPatch, permuted_once: None) -> None:
 
     def briefly(model, objective, settings, **how):
         quiet = {**settings.trainer_kwargs, "enable_progress_bar": False}
-        return fit(model, objective, replace(settings, **brief, trainer_kwargs=quiet), **how)
+        return fit(model, objective, settings.replace(**brief, trainer_kwargs=quiet), **how)
 
     monkeypatch.setattr(ImageModel, "_fit", briefly)

@@ -36,7 +36,7 @@ def said(
     """What is warned of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        check_design(ExperimentalDesign.of(obs, "gene", e_key, e_columns), controls)
+        check_design(ExperimentalDesign.of(obs, "gene", e_key, e_columns, controls or None))
     return [str(warning.message) for warning in caught]
 
 

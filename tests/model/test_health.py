@@ -142,6 +142,6 @@ def test_the_environment_is_that_of_its_labels():
     z_c = module.content(module.prepare(images, e).within).detach()
     assert (z_c - module.content(module.preprocess(images))).abs().max() > 1e-3
     expected = scbd.nn.invariance_statistic([z_c], e, y)
-    assert measure_health(module, batch, lambda: True, str)[0]["environment_c"] == pytest.approx(
+    assert measure_health(module, batch, lambda: True, "")[0]["environment_c"] == pytest.approx(
         float(expected), abs=1e-5
     )

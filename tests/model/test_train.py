@@ -27,7 +27,7 @@ from scbd import SCBDModel
 from scbd.baselines import ERMModel, FishModel, VAEModel
 from scbd.data import ArraySource, ImageDataModule, Split, open_screen, write_screen
 from scbd.model import TrainingDiverged
-from scbd.model._checkpoints import find_checkpoint
+from scbd.model._callbacks import find_checkpoint
 from scbd.model._train import default_validation_interval
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")

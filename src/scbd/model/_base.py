@@ -20,6 +20,7 @@ from scvi.model.base._constants import SAVE_KEYS
 from scbd._shared.checks import format_count
 from scbd._shared.files import local_path
 from scbd._shared.keys import E_REGISTRY, Y_REGISTRY
+from scbd._shared.warn import warn_user
 from scbd.data._loading import ImageDataModule
 from scbd.model._arguments import UnavailableAttribute, explain_arguments, keyword_names
 from scbd.model._design import environment_column_codes
@@ -54,7 +55,7 @@ def _row_number_property(name: str, what: str) -> Any:
                 f"{name} are rows of the table that the model was trained on, and the cells attached now are others, "
                 "or in another order: look the cells up by their names in that table."
             )
-            warnings.warn(msg, UserWarning, stacklevel=2)
+            warn_user(msg)
         rows: np.ndarray = getattr(model, f"{name}_")
         return rows
 
@@ -269,21 +270,15 @@ class ImageModel(TrainMixin):
 
     def __repr__(self) -> str:
         """Return a text of several lines on the data, the network, the training and the call to make next."""
+        if not self.is_trained_:
+            return self._description([("state", "not trained"), ("next", "train()")])
+        lines, state = [], "trained"
         # a model that a callback of scvi-tools has marked as trained during a run has no training settings yet
-        settings = getattr(self, "training_settings_", {}) if self.is_trained_ else {}
-        lines = []
-        if settings:
+        if settings := self.training_settings_:
             lines.append(("precision", settings["precision"]))
-        if self.is_trained_:
-            how = ""
-            if settings:
-                how = (
-                    f" for {format_count(settings['steps'], 'step')} of {format_count(settings['batch_size'], 'cell')}"
-                )
-            lines += [("state", f"trained{how}"), *self._result_lines()]
-            lines.append(("next", self.traits.next_step))
-        else:
-            lines += [("state", "not trained"), ("next", "train()")]
+            n_steps, n_cells = format_count(settings["steps"], "step"), format_count(settings["batch_size"], "cell")
+            state = f"trained for {n_steps} of {n_cells}"
+        lines += [("state", state), *self._result_lines(), ("next", self.traits.next_step)]
         return self._description(lines)
 
     def _description(self, more: list[tuple[str, str]]) -> str:

@@ -158,7 +158,18 @@ class SCBDModule(EmbeddingModule):
         covariates: np.ndarray | None = None,
         controls: np.ndarray | None = None,
     ) -> None:
-        _check_alpha(alpha, invariance)
+        check_choice("invariance", invariance, Invariance)
+        if not isinstance(alpha, str):
+            check_number("alpha", alpha)
+        elif alpha != "auto":
+            msg = f"alpha={alpha!r} is not known: give a number, or 'auto'."
+            raise ValueError(msg)
+        elif invariance != "variance":
+            msg = (
+                f"alpha='auto' knows the scale of invariance='variance', not of {invariance!r}: give a number, or "
+                "choose one by a sweep (scbd.select_alpha)."
+            )
+            raise ValueError(msg)
         check_count("n_latent", n_latent)
         check_temperature(temperature)
         check_smoothing(smoothing)
@@ -208,10 +219,8 @@ class SCBDModule(EmbeddingModule):
         covariates, controls
             See :class:`SCBDModule`.
         """
-        known = [
-            None if codes is None else torch.as_tensor(codes, device=self.device) for codes in (covariates, controls)
-        ]
-        self.covariates, self.controls = known
+        self.covariates = None if covariates is None else torch.as_tensor(covariates, device=self.device)
+        self.controls = None if controls is None else torch.as_tensor(controls, device=self.device)
 
     def learned(self, z_c: Tensor, y: Groups, normaliser: Tensor) -> Tensor:
         """Compute the normalised supervised information of z_c, without label smoothing.
@@ -243,22 +252,6 @@ class SCBDModule(EmbeddingModule):
         only. If most wells are controls, the information on controls would otherwise hide that on perturbations.
         """
         return None if self.controls is None else ~torch.isin(y.labels, self.controls.to(y.labels.device))
-
-    def environments(self, e: np.ndarray) -> np.ndarray:
-        """Return the codes of each cell's environments, ``(N, C)``, one for each of C separate environment columns.
-
-        Environments of different columns have different codes.
-
-        Parameters
-        ----------
-        e
-            Codes of the environments of the cells, ``(N,)``; with several columns, codes of the combinations of their
-            values.
-        """
-        if self.covariates is None:
-            return super().environments(e)
-        codes = self.covariates.cpu().numpy()[e]
-        return codes * codes.shape[1] + np.arange(codes.shape[1])
 
     def forward(
         self,
@@ -340,9 +333,7 @@ class SCBDModule(EmbeddingModule):
         e
             Cells grouped by environment; with several columns, by the combination of their values.
         """
-        if self.covariates is None:
-            return [e]
-        return [Groups(codes) for codes in self.covariates.to(e.labels.device)[e.labels].T]
+        return [e] if self.covariates is None else [Groups(codes) for codes in self.columns(e.labels).T]
 
     def columns(self, e: Tensor) -> Tensor:
         """Return the codes of the environments of cells in each separate environment column, ``(B, K)``.
@@ -351,8 +342,7 @@ class SCBDModule(EmbeddingModule):
         """
         if self.covariates is None or e.ndim > 1:
             return super().columns(e)
-        codes: Tensor = self.covariates.to(e.device)[e]
-        return codes
+        return self.covariates.to(e.device)[e]
 
     def matched(self, z_c: Tensor, y: Groups, h: Tensor | None) -> tuple[Tensor, Groups]:
         """Return the points that the supervised loss of z_c compares, and the perturbation labels of the points.
@@ -441,22 +431,3 @@ class SCBDModule(EmbeddingModule):
         """
         if model.decoder_settings_:
             self.decoder = self.make_decoder(model.decoder_settings_["likelihood"], model.decoder_settings_["width"])
-
-
-def _check_alpha(alpha: Alpha, invariance: str) -> None:
-    """Raise a ``ValueError`` unless alpha is a valid weight of the invariance loss.
-
-    Valid are non-negative numbers, and ``"auto"`` if the form of the invariance loss is ``"variance"``.
-    """
-    check_choice("invariance", invariance, Invariance)
-    if not isinstance(alpha, str):
-        check_number("alpha", alpha)
-    elif alpha != "auto":
-        msg = f"alpha={alpha!r} is not known: give a number, or 'auto'."
-        raise ValueError(msg)
-    elif invariance != "variance":
-        msg = (
-            f"alpha='auto' knows the scale of invariance='variance', not of {invariance!r}: give a number, or "
-            "choose one by a sweep (scbd.select_alpha)."
-        )
-        raise ValueError(msg)

@@ -6,13 +6,13 @@ contain the same perturbations, or perturbations so numerous that no single one 
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from scipy import stats
 
+from scbd._shared.warn import warn_user
 from scbd.model._interfaces import ReferenceBatches
 
 if TYPE_CHECKING:
@@ -96,13 +96,13 @@ def choose_reference_kind(
         by_controls = have >= _MIN_FRACTION_WITH_CONTROLS and not same
         return ("controls", all_cells or "controls") if by_controls else (all_cells, all_cells)
     if asked == "controls" and have < _MIN_FRACTION_WITH_CONTROLS:
-        _warn(
+        warn_user(
             f"standardize_by='controls': {1 - have:.0%} of the training cells lie in environments with fewer than "
             f"{_MIN_CONTROLS_PER_ENVIRONMENT} controls, which say little of them: name more controls, or use a coarser "
             "e_key."
         )
     if asked == "cells" and unlike.mean() >= _MAX_FREQUENCY_DISTANCE:
-        _warn(
+        warn_user(
             "standardize_by='cells': environments hold different perturbations, and what these do is taken out of the "
             "inputs with what environments do. Use 'auto', which would not, or a coarser e_key."
         )
@@ -320,7 +320,3 @@ def _draw_rows(rng: np.random.Generator, rows: np.ndarray, codes: np.ndarray, us
         place = np.arange(len(usable)) - np.repeat(first, counts)
         drawn.append(usable[place < most])
     return np.concatenate(drawn)
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=8)
