@@ -27,7 +27,7 @@ from scbd._shared.labels import (
     label_text,
     label_values,
 )
-from scbd._shared.warn import warn_user
+from scbd._shared.messages import warn_user
 from scbd.data._inferred import INFERRED, infer_environments
 
 if TYPE_CHECKING:

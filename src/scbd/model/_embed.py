@@ -19,8 +19,8 @@ from torch import nn
 from scbd._shared.checks import check_choice, count_or_default, join_first
 from scbd._shared.files import local_path, write_atomically
 from scbd._shared.keys import E_REGISTRY, Y_REGISTRY
+from scbd._shared.messages import warn_user
 from scbd._shared.progress import progress_bar
-from scbd._shared.warn import warn_user
 from scbd.data._block_store import BlockStore
 from scbd.data._loading import read_tensor
 from scbd.data._prefetch import prefetch

@@ -64,11 +64,6 @@ class EmbeddedBatch(NamedTuple):
     `None` unless the supervised loss uses averages of several cells of a perturbation.
     """
 
-    def gathered(self) -> EmbeddedBatch:
-        """Return the embeddings of the cells of all processes of distributed training, joined to one batch."""
-        h = None if self.h is None else gather_rows(self.h)
-        return EmbeddedBatch(tuple(map(gather_rows, self.z)), list(map(gather_rows, self.passed)), h)
-
 
 class SupervisedLosses(NamedTuple):
     """Supervised losses of z_c for a batch of cells. All fields are scalars, except ``log_normaliser``."""
@@ -294,10 +289,10 @@ class SCBDModule(EmbeddingModule):
         y, e, ramp
             See :meth:`forward`.
         """
-        embedded = embedded.gathered()
         of_y, of_e = Groups(gather_rows(y)), Groups(gather_rows(e))
-        z_c, *z_s = embedded.z
-        supervised = self.supervised(z_c, of_y, embedded.h)
+        z_c, *z_s = map(gather_rows, embedded.z)
+        passed, h = map(gather_rows, embedded.passed), None if embedded.h is None else gather_rows(embedded.h)
+        supervised = self.supervised(z_c, of_y, h)
         loss, parts = supervised.loss, {"supervised_c": supervised.shown, "learned_c": supervised.learned}
         environments = self.side_by_side(of_e)
         for z in z_s:
@@ -311,7 +306,7 @@ class SCBDModule(EmbeddingModule):
             parts["learned_s"] = torch.stack(learned).mean()
             loss = loss + parts["supervised_s"]
         if self.invariance == "variance":
-            effects = environment_effects((*embedded.passed, z_c), environments, of_y)
+            effects = environment_effects((*passed, z_c), environments, of_y)
             parts |= {"invariance_c": effects.statistic, "interaction_c": effects.interaction}
             parts["environment_c"] = effects.embedding_statistic
         else:

@@ -13,7 +13,7 @@ import torch
 from scbd._shared.checks import check_count, check_number, count_or_default, join_first
 from scbd._shared.keys import Y_REGISTRY
 from scbd._shared.labels import as_columns, label_text, label_values
-from scbd._shared.warn import warn_user
+from scbd._shared.messages import warn_user
 from scbd.model._arguments import REPLACEMENTS, check_argument_names, explain_arguments, keyword_names
 from scbd.model._base import ImageModel, describe_n_parameters, encoder_name
 from scbd.model._decode import CELLS_READ_PER_BLOCK, DECODE_BATCH_SIZE, DecodeMixin

@@ -37,7 +37,7 @@ from scbd._shared.labels import (
     label_values,
     split_crossed_label,
 )
-from scbd._shared.warn import warn_user
+from scbd._shared.messages import warn_user
 from scbd.data._channels import check_channel_names, check_images_match_registered
 from scbd.data._fields import FeatureField, ImageField, LabelField, match_features
 from scbd.data._input_location import InputLocation

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import tempfile
-import warnings
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +27,7 @@ from scbd._shared.checks import check_choice, check_count, format_count
 from scbd._shared.files import local_path, remove_partials
 from scbd._shared.keys import E_REGISTRY, POSITION_REGISTRY, Y_REGISTRY
 from scbd._shared.labels import as_columns, as_list, label_text
+from scbd._shared.messages import without_messages
 from scbd.data._splits import Split
 from scbd.model._arguments import (
     REPLACEMENTS,
@@ -66,6 +66,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
 
+    import torch
+    from lightning.pytorch.callbacks import Callback
+
     from scbd.data._loading import ImageDataModule
     from scbd.data._sources import ImageSource
     from scbd.model._interfaces import Objective
@@ -91,6 +94,18 @@ TRAINER_ARGUMENTS = tuple(name for name in keyword_names(L.Trainer.__init__) if 
 _RESERVED_PLAN_ARGUMENTS = ("module", "seed", "first_step", "settings", "head")
 # arguments of the data module that the model sets, so that users cannot give them in batch_kwargs
 _RESERVED_BATCH_ARGUMENTS = ("source", "y", "e", "split", "mixed_by", "max_steps", "first_step")
+# regular expressions of warnings that Lightning raises about deliberate choices of this package, and that are silenced
+_SILENCED_WARNINGS = (
+    ".*does not have many workers.*",
+    ".*Checkpoint directory .* exists and is not empty.*",
+    ".*The dirpath has changed.*",
+    ".*available but not used.*",
+    ".*You defined a `validation_step` but have no `val_dataloader`.*",
+    ".*Total length of `.*` across ranks is zero.*",
+    ".*treespec, LeafSpec.*",
+    # While a decoder is trained, the encoders are frozen and in evaluation mode.
+    ".*in eval mode at the start of training.*",
+)
 
 
 class TrainSettings(SimpleNamespace):
@@ -168,11 +183,8 @@ class TrainSettings(SimpleNamespace):
         """
         further = dict(self.trainer_kwargs)
         epochs, interval = (further.pop(name, None) for name in ("check_val_every_n_epoch", "val_check_interval"))
-        timed = {
-            "validate_every": self.validate_every,
-            "check_val_every_n_epoch": epochs,
-            "val_check_interval": interval,
-        }
+        timed = {"validate_every": self.validate_every}
+        timed |= {"check_val_every_n_epoch": epochs, "val_check_interval": interval}
         given = [f"{name}={value!r}" for name, value in timed.items() if value is not None]
         if len(given) > 1:
             msg = f"{' and '.join(given)} both time validations: give one of them."
@@ -387,7 +399,7 @@ class TrainMixin(EmbedMixin):
         head = self._make_online_head(settings, data.seed) if contrastive and settings.online_head else None
         how = {**self.traits.plan_kwargs, **settings.plan}
         plan = self.traits.plan(objective, seed=data.seed, first_step=first_step, settings=shared, head=head, **how)
-        with _quiet_lightning(), _checkpoint_folder(settings) as folder:
+        with without_messages("lightning.pytorch", _SILENCED_WARNINGS), _checkpoint_folder(settings) as folder:
             run = TrainingRun(plan, data, settings, folder)
             self.trainer = run.trainer
             run.trainer._model = self  # type: ignore[attr-defined]  # scvi-tools' callbacks read the model from here
@@ -518,16 +530,11 @@ class TrainMixin(EmbedMixin):
     @rank_zero_only
     def _log_training_summary(self, data: ImageDataModule, plan: TrainingPlan) -> None:
         """Log a summary of the run: data, model, number of steps, and number of training, validation and test cells."""
-        split = data.split
-        parts = {"to train on": split.train, "for validation": split.validation, "held out": split.test}
-        lines = [
-            (
-                "training",
-                f"{format_count(data.max_steps, 'step')} of {format_count(data.batch_size, 'cell')}, lr {plan.lr:g}",
-            ),
-            ("split", ", ".join(f"{format_count(len(rows), 'cell')} {what}" for what, rows in parts.items())),
-        ]
-        logger.info("%s", self._description(lines))
+        n_steps, n_cells = format_count(data.max_steps, "step"), format_count(data.batch_size, "cell")
+        parts = {"to train on": data.split.train, "for validation": data.split.validation, "held out": data.split.test}
+        split = ", ".join(f"{format_count(len(rows), 'cell')} {what}" for what, rows in parts.items())
+        training = f"{n_steps} of {n_cells}, lr {plan.lr:g}"
+        logger.info("%s", self._description([("training", training), ("split", split)]))
 
     def _make_online_head(self, settings: TrainSettings, seed: int) -> OnlineHead | None:
         """Create the linear classifier of perturbations that is trained alongside the encoder (``online_head=True``).
@@ -689,56 +696,19 @@ class TrainingRun:
         if (settings.early_stopping or settings.load_best) and not validates:
             msg = f"early_stopping and load_best need validation, and there is none: {_VALIDATION_REMEDY}."
             raise ValueError(msg)
-        accelerator, devices, self.device = parse_device_args(
-            settings.accelerator, settings.devices, return_device="torch"
-        )
         self.plan, self.data, self.settings = plan, data, plan.settings
         self.error: BaseException | None = None
         every = min(settings.validate_every or default_validation_interval(data), data.max_steps)
         self.history, self._divergence = History(), Divergence(every)
         self._best = BestWeights(folder) if settings.load_best and folder else None
-        given = dict(settings.trainer_kwargs)
-        plugins = as_list(given.pop("plugins", None) or ())
-        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
-            plugins.append(AtomicCheckpointIO())
-        theirs = as_list(given.pop("callbacks", None) or ())
-        shown = given.get("enable_progress_bar", True) and not any(isinstance(c, callbacks.ProgressBar) for c in theirs)
-        ours = [
-            # Lightning's default progress bar counts epochs. It is replaced, because a training run is a single epoch.
-            callbacks.TQDMProgressBar() if shown else None,
-            EarlyStopping(settings.early_stopping_patience or _DEFAULT_PATIENCE) if settings.early_stopping else None,
-            self.history,
-            self._divergence,
-            self._best,
-            LastState(folder, every, validates=validates) if settings.folder else None,
-        ]
-        defaults: dict[str, Any] = {
-            "max_epochs": -1,
-            # Lightning counts this interval in batches, whereas `every` is a number of optimiser steps.
-            "val_check_interval": every * settings.n_accumulated_batches,
-            "num_sanity_val_steps": 0,
-            "log_every_n_steps": max(1, min(10, every)),
-            "enable_model_summary": False,
-            "logger": False,
-            "default_root_dir": settings.folder,
-        }
-        self.trainer = L.Trainer(
-            **defaults | given,
-            max_steps=data.max_steps,
-            accelerator=accelerator,
-            devices=devices,
-            precision=settings.precision,
-            callbacks=[*theirs, *filter(None, ours)],
-            plugins=plugins,
-            # The samplers of this package already divide each batch among the distributed processes.
-            use_distributed_sampler=False,
-        )
-        if isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
-            msg = (
-                f"strategy={given.get('strategy', 'auto')!r} trains in processes that nothing comes back from: use "
-                "devices=1 in a notebook, or strategy='ddp' in a script."
-            )
-            raise ValueError(msg)
+        ours: list[Callback] = [self.history, self._divergence]
+        if settings.early_stopping:
+            ours.insert(0, EarlyStopping(settings.early_stopping_patience or _DEFAULT_PATIENCE))
+        if self._best is not None:
+            ours.append(self._best)
+        if settings.folder:
+            ours.append(LastState(folder, every, validates=validates))
+        self.trainer, self.device = make_trainer(settings, ours, data.max_steps, every)
 
     @property
     def moved(self) -> bool:
@@ -793,6 +763,60 @@ class TrainingRun:
         self.settings["steps"] = self.plan.first_step + steps
 
 
+def make_trainer(
+    settings: TrainSettings, ours: list[Callback], max_steps: int, every: int
+) -> tuple[L.Trainer, torch.device]:
+    """Create Lightning's trainer of a run, and return it with the device on which it trains.
+
+    Parameters
+    ----------
+    settings
+        Arguments of :meth:`TrainMixin.train`.
+    ours
+        Callbacks of this package, which are run after those of the user.
+    max_steps
+        Number of steps of the run.
+    every
+        Number of steps between two validations.
+    """
+    accelerator, devices, device = parse_device_args(settings.accelerator, settings.devices, return_device="torch")
+    given = dict(settings.trainer_kwargs)
+    plugins, theirs = (as_list(given.pop(name, None) or ()) for name in ("plugins", "callbacks"))
+    if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        plugins.append(AtomicCheckpointIO())
+    # Lightning's default progress bar counts epochs. It is replaced, because a training run is a single epoch.
+    if given.get("enable_progress_bar", True) and not any(isinstance(c, callbacks.ProgressBar) for c in theirs):
+        theirs.append(callbacks.TQDMProgressBar())
+    defaults: dict[str, Any] = {
+        "max_epochs": -1,
+        # Lightning counts this interval in batches, whereas `every` is a number of optimiser steps.
+        "val_check_interval": every * settings.n_accumulated_batches,
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": max(1, min(10, every)),
+        "enable_model_summary": False,
+        "logger": False,
+        "default_root_dir": settings.folder,
+    }
+    trainer = L.Trainer(
+        **defaults | given,
+        max_steps=max_steps,
+        accelerator=accelerator,
+        devices=devices,
+        precision=settings.precision,
+        callbacks=[*theirs, *ours],
+        plugins=plugins,
+        # The samplers of this package already divide each batch among the distributed processes.
+        use_distributed_sampler=False,
+    )
+    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+        msg = (
+            f"strategy={given.get('strategy', 'auto')!r} trains in processes that nothing comes back from: use "
+            "devices=1 in a notebook, or strategy='ddp' in a script."
+        )
+        raise ValueError(msg)
+    return trainer, device
+
+
 def default_validation_interval(data: ImageDataModule) -> int:
     """Return the default number of training steps between two validations.
 
@@ -826,32 +850,3 @@ def _checkpoint_folder(settings: TrainSettings) -> Iterator[Path | None]:
             yield Path(folder)
     else:
         yield None
-
-
-# regular expressions of warnings that Lightning raises about deliberate choices of this package, and that are silenced
-_SILENCED_WARNINGS = (
-    ".*does not have many workers.*",
-    ".*Checkpoint directory .* exists and is not empty.*",
-    ".*The dirpath has changed.*",
-    ".*available but not used.*",
-    ".*You defined a `validation_step` but have no `val_dataloader`.*",
-    ".*Total length of `.*` across ranks is zero.*",
-    ".*treespec, LeafSpec.*",
-    # While a decoder is trained, the encoders are frozen and in evaluation mode.
-    ".*in eval mode at the start of training.*",
-)
-
-
-@contextmanager
-def _quiet_lightning() -> Iterator[None]:
-    """Silence messages of Lightning about hardware and its other products, and warnings about deliberate choices."""
-    notes = logging.getLogger("lightning.pytorch")
-    level = notes.level
-    with warnings.catch_warnings():
-        for message in _SILENCED_WARNINGS:
-            warnings.filterwarnings("ignore", message=message)
-        notes.setLevel(logging.WARNING)
-        try:
-            yield
-        finally:
-            notes.setLevel(level)

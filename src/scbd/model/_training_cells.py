@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from scbd._shared.checks import inflect, join_first
-from scbd._shared.warn import warn_user
+from scbd._shared.messages import warn_user
 from scbd.data._sources import digest_cells
 from scbd.data._splits import Split, split_by_column, stratified_split
 from scbd.model._design import MIN_CELLS_PER_VALUE
