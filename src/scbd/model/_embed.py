@@ -273,12 +273,11 @@ class EmbedMixin(SetupMixin):
             than those of the training cells.
         """
         embedder = self._make_embedder(adata, [block], representation, center)
-        (name,), n_cells = embedder.blocks, embedder.source.shape[0]
-        rows, size = row_numbers(indices, n_cells), count_or_default("batch_size", batch_size, BATCH_SIZE)
-        n = n_cells if rows is None else len(rows)
+        (name,), rows = embedder.blocks, row_numbers(indices, embedder.source.shape[0])
+        n, size = len(rows), count_or_default("batch_size", batch_size, BATCH_SIZE)
         parts = [slice(start, min(start + size, n)) for start in range(0, n, size)]
         bar = progress_bar(f"Embedding {_REPRESENTATIONS[representation]}_{name}", n, shown=enable_progress_bar)
-        batches = embedder.embed(parts if rows is None else [rows[part] for part in parts])
+        batches = embedder.embed(parts if indices is None else [rows[part] for part in parts])
         with _output_array(out, (n, embedder.width(name))) as target, bar, closing(batches):
             for part, values in zip(parts, batches, strict=True):
                 target[part] = values[name]
@@ -693,8 +692,8 @@ def check_finite_inputs(inputs: torch.Tensor, part: slice | np.ndarray) -> None:
     raise ValueError(msg)
 
 
-def row_numbers(indices: Any, n: int) -> np.ndarray | None:
-    """Convert row numbers or a boolean mask to non-negative row numbers; return `None` for `None` (all rows).
+def row_numbers(indices: Any, n: int) -> np.ndarray:
+    """Convert row numbers or a boolean mask to non-negative row numbers; `None` stands for all rows.
 
     Negative row numbers count from the end of the table.
 
@@ -706,7 +705,7 @@ def row_numbers(indices: Any, n: int) -> np.ndarray | None:
         Number of rows of the table.
     """
     if indices is None:
-        return None
+        return np.arange(n)
     rows = np.asarray(indices)
     if rows.dtype == bool:
         if len(rows) != n:

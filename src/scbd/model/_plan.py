@@ -255,7 +255,8 @@ class TrainingPlan(L.LightningModule):
         if self.encoder_lr is None:
             return [{"params": list(self.module.parameters())}]
         own = set(map(id, self._encoder_parameters))
-        groups = [{"params": [parameter for parameter in self.module.parameters() if id(parameter) not in own]}]
+        others = [parameter for parameter in self.module.parameters() if id(parameter) not in own]
+        groups: list[dict[str, Any]] = [{"params": others}]
         if self.encoder_lr > 0:
             groups.append({"params": self._encoder_parameters, "lr": self.encoder_lr})
         return groups

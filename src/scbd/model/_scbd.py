@@ -411,7 +411,6 @@ class SCBDModel(DecodeMixin, ImageModel):
             msg = f"to={to!r}: no cell has this perturbation. Those of {y_key!r} are {join_first(np.unique(labels))}."
             raise KeyError(msg)
         rows = row_numbers(indices, adata.n_obs)
-        rows = np.arange(adata.n_obs) if rows is None else rows
         blocks = {block: self._embedded(block, adata, rows, batch_size) for block in block_names(self.module)}
         names, places = np.unique([wanted, *labels[rows]], return_inverse=True)
         means = []
