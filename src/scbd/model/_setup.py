@@ -386,7 +386,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
             return True
         # If the names of the attached cells have changed, the cells were either reordered or only renamed. A comparison
         # of the inputs with those of the training cells decides between the two.
-        if not (names.is_(before) or names.equals(before)):
+        if not names.equals(before):
             self._compare_with_training_cells(self.adata)
         return self._has_other_cells
 

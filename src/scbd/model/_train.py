@@ -189,6 +189,8 @@ class TrainSettings(SimpleNamespace):
         if len(given) > 1:
             msg = f"{' and '.join(given)} both time validations: give one of them."
             raise ValueError(msg)
+        if epochs is None and interval is None:
+            return self.replace(trainer_kwargs=further)
         if epochs is not None:
             check_count("check_val_every_n_epoch", epochs)
             n_batches = epochs * data.steps_per_epoch
@@ -196,14 +198,12 @@ class TrainSettings(SimpleNamespace):
             n_batches = max(1, int(interval * data.steps_per_epoch))
         elif isinstance(interval, int) and interval > 0:
             n_batches = interval
-        elif interval is not None:
+        else:
             msg = (
                 f"{given[0]}: give a number of batches, or a fraction of a pass over the training cells above 0.0 and "
                 "up to 1.0; or use validate_every, a number of steps."
             )
             raise ValueError(msg)
-        else:
-            return self.replace(trainer_kwargs=further)
         if not self.validates(data):
             msg = f"{given[0]} needs validation cells, and there are too few: {_VALIDATION_REMEDY}."
             raise ValueError(msg)
