@@ -615,10 +615,13 @@ class TrainMixin(EmbedMixin):
         and the mean embedding of the controls are then estimated from the new embeddings. At the end, an exception that
         had ended the run is raised.
         """
-        new, first = run.history.frames(run.plan.first_step), run.plan.first_step
-        earlier = {n: f[f.index <= first] if n in new else f for n, f in (self.history_ or {}).items()}
-        both = {name: [f[name] for f in (earlier, new) if name in f and len(f[name])] for name in earlier | new}
-        self.history_ = {name: pd.concat(frames) for name, frames in both.items() if frames}
+        first, history = run.plan.first_step, dict(self.history_ or {})
+        for name, frame in run.history.frames(first).items():
+            # Earlier values after the first step of this run are dropped: a resumed run has recorded them again, and a
+            # run that diverged has lost the weights of these steps.
+            earlier = history[name][history[name].index <= first] if name in history else ()
+            history[name] = pd.concat([earlier, frame]) if len(earlier) else frame
+        self.history_ = history
         if run.moved:
             parts = run.data.split
             self.train_indices, self.validation_indices, self.test_indices = parts.train, parts.validation, parts.test
