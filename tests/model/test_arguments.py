@@ -34,14 +34,14 @@ def with_methods() -> list[tuple[Any, str]]:
 
 
 @pytest.mark.parametrize(("cls", "method"), with_methods(), ids=lambda one: getattr(one, "__name__", one))
-def test_public_method_with_unknown_argument_names_no_private_class(cls, method):
+def test_public_method_unknown_argument_raises_without_private_class_name(cls, method):
     model = cls.__new__(cls)
     with pytest.raises(TypeError) as raised:
         getattr(model, method)(no_such_argument=1)
     assert str(raised.value).startswith(f"{cls.__name__}.{method} has no argument 'no_such_argument'.")
 
 
-def test_public_methods_are_found():
+def test_public_methods_include_inherited_methods():
     assert {"setup_anndata", "train", "load", "reconstruct"} <= set(public_methods(VAEModel))
 
 
@@ -66,7 +66,7 @@ def test_public_methods_are_found():
         ("load", {"dir_path": "folder", "use_gpu": True}, ["use accelerator and device"]),
     ],
 )
-def test_unknown_argument_is_answered_with_its_equivalent(method, given, expected):
+def test_unknown_argument_of_scvi_tools_raises_with_replacement(method, given, expected):
     args = (make_cells(),) if method == "setup_anndata" else ()
     with pytest.raises(TypeError) as raised:
         getattr(SCBDModel.__new__(SCBDModel), method)(*args, **given)
@@ -84,13 +84,13 @@ def test_unknown_argument_is_answered_with_its_equivalent(method, given, expecte
         (lambda model: type(model).train(max_steps=2), "train belongs to a model"),
     ],
 )
-def test_missing_and_surplus_arguments_are_named_with_the_public_method(call, expected):
+def test_missing_or_surplus_argument_raises_with_name_of_public_method(call, expected):
     with pytest.raises(TypeError, match=expected):
         call(SCBDModel.__new__(SCBDModel))
 
 
 @pytest.mark.parametrize("cls", MODELS)
-def test_constructor_with_unknown_argument_names_the_model(cls):
+def test_constructor_unknown_argument_raises_with_name_of_model(cls):
     cells = make_cells()
     cls.setup_anndata(cells, y_key="gene", e_key="well")
     with pytest.raises(TypeError, match=f"{cls.__name__} has no argument 'n_hidden'.*encoder"):
@@ -98,7 +98,7 @@ def test_constructor_with_unknown_argument_names_the_model(cls):
 
 
 @pytest.mark.parametrize("method", [name for name in REPLACEMENTS if name.islower() and hasattr(SCBDModel, name)])
-def test_equivalents_are_of_arguments_that_do_not_exist_and_name_some_that_do(method):
+def test_replacements_explain_absent_arguments_and_name_existing_ones(method):
     known = set(inspect.signature(getattr(SCBDModel, method)).parameters)
     if method.startswith("train"):
         known |= {*keyword_names(SCBDModel.train), *TRAINER_ARGUMENTS}
@@ -109,11 +109,11 @@ def test_equivalents_are_of_arguments_that_do_not_exist_and_name_some_that_do(me
             assert named[1] in known or hasattr(SCBDModel, named[1]), remedy
 
 
-def test_arguments_of_a_plan_include_those_of_its_base():
+def test_constructor_names_of_subclass_include_arguments_of_base():
     assert {"lr_decay", "meta_lr"} <= set(constructor_names(FishModel.traits.plan))
 
 
-def test_signatures_stay_those_of_the_methods():
+def test_explain_arguments_keeps_signature_of_method():
     assert list(inspect.signature(SCBDModel.setup_anndata).parameters)[:3] == ["adata", "y_key", "e_key"]
     assert inspect.signature(SCBDModel.predict).return_annotation == "np.ndarray"
     cells = make_cells()
@@ -124,7 +124,7 @@ def test_signatures_stay_those_of_the_methods():
 
 
 @pytest.mark.filterwarnings("ignore:z_c has")
-def test_warnings_point_at_the_line_that_called():
+def test_warnings_point_to_line_of_user():
     def warned_at(call) -> set[str]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -147,12 +147,12 @@ ABSENT = [n for n, value in vars(ImageModel).items() if isinstance(value, Unavai
 
 
 @pytest.mark.parametrize("name", ABSENT)
-def test_absent_attribute_of_scvi_tools_names_the_remedy(name):
+def test_unavailable_attribute_of_scvi_tools_raises_with_remedy(name):
     for owner in (SCBDModel, SCBDModel.__new__(SCBDModel)):
         assert not hasattr(owner, name)
         with pytest.raises(AttributeError, match=f"SCBDModel has no '{name}': .*[.]$"):
             getattr(owner, name)
 
 
-def test_absent_attributes_include_those_of_query_data():
+def test_unavailable_attributes_include_query_methods():
     assert {"load_query_data", "prepare_query_anndata", "convert_legacy_save", "get_normalized_expression"} <= {*ABSENT}

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def test_features_are_saved_with_transform_and_centre(tmp_path):
+def test_save_features_keeps_transform_and_centers(tmp_path):
     wells = make_wells()
     SCBDModel.setup_anndata(wells, "compound", "plate", control="DMSO", position_key="well")
     model = SCBDModel(wells)
@@ -76,7 +76,7 @@ def test_load_format_1_gives_equal_model(cls, tmp_path):
     assert not [name for name in vars(again) if name in attributes and name not in vars(model)]
 
 
-def test_an_encoder_of_ones_own_is_loaded_only_if_allowed(tmp_path):
+def test_load_custom_encoder_requires_allow_pickle(tmp_path):
     model = make_model(encoder=nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(32, 10)))
     model.train(**QUICK)
     assert model.get_latent_representation(representation="intermediate").shape == (96, 10)
@@ -89,7 +89,7 @@ def test_an_encoder_of_ones_own_is_loaded_only_if_allowed(tmp_path):
 
 
 @pytest.mark.parametrize("labels", ["days", "bins"])
-def test_dates_and_intervals_are_labels_that_can_be_saved(labels, tmp_path):
+def test_save_date_and_interval_labels_succeeds(labels, tmp_path):
     cells = make_cells()
     codes = cells.obs["well"].cat.codes
     day = {"days": pd.Timestamp("2026-01-01") + pd.to_timedelta(codes, unit="D"), "bins": pd.cut(codes, 3)}[labels]
@@ -103,7 +103,7 @@ def test_dates_and_intervals_are_labels_that_can_be_saved(labels, tmp_path):
     np.testing.assert_array_equal(again._codes(cells, "e"), model._codes(cells, "e"))
 
 
-def test_cells_of_an_earlier_model_are_not_left_beside_a_new_one(tmp_path):
+def test_save_overwrite_removes_cells_of_earlier_model(tmp_path):
     first = make_model(make_cells(60))
     first.save(str(tmp_path / "model"), save_anndata=True)
     assert SCBDModel.load(str(tmp_path / "model")).adata.n_obs == 60
@@ -115,7 +115,7 @@ def test_cells_of_an_earlier_model_are_not_left_beside_a_new_one(tmp_path):
     assert SCBDModel.load(str(tmp_path / "model"), None, "auto", "auto", "first_").adata.n_obs == 60
 
 
-def test_nothing_is_overwritten_unasked(tmp_path):
+def test_save_existing_path_raises_and_keeps_it(tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     for name, overwrite in (("file", True), ("folder", False)):
@@ -124,7 +124,7 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_cells_of_another_kind_are_refused_and_other_names_of_channels_said_once(tmp_path):
+def test_load_other_image_kind_raises_and_other_channel_names_warn_once(tmp_path):
     cells = make_cells()
     cells.var_names = ["DNA", "actin"]
     make_model(cells).save(str(tmp_path / "model"))
@@ -137,7 +137,7 @@ def test_cells_of_another_kind_are_refused_and_other_names_of_channels_said_once
     assert ["Hoechst, phalloidin" in str(warning.message) for warning in said] == [True]
 
 
-def test_what_is_printed_tells_data_state_and_the_next_step(trained):
+def test_repr_states_data_training_and_next_step(trained):
     for part in (
         *("96 cells", "4 perturbations (gene)", "3 environments (well)", "2 × 16 × 16 uint8", "12 steps"),
         *("alpha auto", "get_latent_representation"),
@@ -165,7 +165,7 @@ def pickled(model):
 
 @pytest.mark.parametrize("how", [copy.deepcopy, pickled])
 @pytest.mark.parametrize("cls", [SCBDModel, ERMModel, VAEModel])
-def test_copy_of_trained_model_embeds_alike_and_is_independent(cls, how):
+def test_copied_model_gives_equal_embeddings_and_is_independent(cls, how):
     cells = make_cells()
     cls.setup_anndata(cells, y_key="gene", e_key="well", control="gene_0")
     model = cls(cells)
@@ -181,7 +181,7 @@ def test_copy_of_trained_model_embeds_alike_and_is_independent(cls, how):
     assert model.get_from_registry(cells, "y").shape == (96, 1)
 
 
-def test_decoder_and_cells_on_disk_are_part_of_a_pickle(tmp_path):
+def test_pickle_keeps_decoder_and_cells_on_disk(tmp_path):
     make_cells().write_h5ad(tmp_path / "cells.h5ad")
     model = make_model(open_screen(tmp_path / "cells.h5ad"))
     model.train(**QUICK, online_head=True)
@@ -191,7 +191,7 @@ def test_decoder_and_cells_on_disk_are_part_of_a_pickle(tmp_path):
     np.testing.assert_array_equal(copied.predict(), model.predict())
 
 
-def test_pickle_is_a_whole_model_in_another_process(tmp_path):
+def test_pickle_loaded_in_other_process_gives_equal_model(tmp_path):
     model = make_model()
     model.train(**QUICK)
     (tmp_path / "model.pkl").write_bytes(pickle.dumps(model))

@@ -48,7 +48,7 @@ def brightness(images: np.ndarray) -> np.ndarray:
     return images[..., 8:].mean((1, 2, 3))
 
 
-def test_the_decoder_does_not_move_the_embeddings(trained, tmp_path):
+def test_train_decoder_keeps_embeddings(trained, tmp_path):
     before = {name: value.clone() for name, value in trained.module.state_dict().items()}
     history = dict(trained.history)
     trained.train_decoder(**QUICK, width=4)
@@ -64,7 +64,7 @@ def test_the_decoder_does_not_move_the_embeddings(trained, tmp_path):
     assert loaded.decoder_settings_ == trained.decoder_settings_
 
 
-def test_training_the_encoders_again_forgets_the_decoder(trained, tmp_path):
+def test_train_again_removes_decoder(trained, tmp_path):
     class Save(Callback):
         def on_train_end(self, *args):
             trained.save(str(tmp_path / "model"))
@@ -78,7 +78,7 @@ def test_training_the_encoders_again_forgets_the_decoder(trained, tmp_path):
     assert trained.training_settings_["steps"] == 12
 
 
-def test_reconstructions_are_near_the_cells(decoded):
+def test_reconstruct_trained_decoder_is_close_to_inputs(decoded):
     cells, images = decoded.get_intensities(), decoded.reconstruct()
     assert images.shape == (96, 2, 16, 16) and images.dtype == np.float32
     error, variance = np.square(images - cells).mean(), np.square(cells - cells.mean(0)).mean()
@@ -89,7 +89,7 @@ def test_reconstructions_are_near_the_cells(decoded):
     assert decoded.reconstruct(new, [4, -1]).shape == (2, 2, 16, 16)
 
 
-def test_swapping_moves_what_the_block_holds(decoded):
+def test_swap_blocks_exchanges_content_of_block(decoded):
     """The right half shows the perturbation alone, the left edge less the right half the environment."""
     rng = np.random.default_rng(0)
     content, style = rng.permutation(96), rng.permutation(96)
@@ -104,7 +104,7 @@ def test_swapping_moves_what_the_block_holds(decoded):
     np.testing.assert_allclose(decoded.swap_blocks([3, 5], [3, 5]), own[[3, 5]], atol=1e-5)
 
 
-def test_a_path_begins_at_the_cell_and_ends_with_the_perturbation(decoded):
+def test_traverse_starts_at_cell_and_ends_at_perturbation(decoded):
     """Perturbations are brightness: from the darkest to the brightest, each step is brighter than the one before."""
     rows = rows_of(decoded, "gene_0")[:6]
     images = decoded.traverse(rows, "gene_3", n_steps=4)
@@ -121,7 +121,7 @@ def test_a_path_begins_at_the_cell_and_ends_with_the_perturbation(decoded):
     assert decoded.traverse([0, -1], "gene_3", make_cells(24, seed=5)).shape == (2, 5, 2, 16, 16)
 
 
-def test_z_c_moves_by_the_difference_of_the_means_and_z_s_stays(decoded):
+def test_traverse_moves_z_c_by_difference_of_means_and_keeps_z_s(decoded):
     row = int(rows_of(decoded, "gene_1")[0])
     z_c, z_s = blocks_of(decoded)
     end = z_c[row] + z_c[rows_of(decoded, "gene_2")].mean(0) - z_c[rows_of(decoded, "gene_1")].mean(0)
@@ -130,7 +130,7 @@ def test_z_c_moves_by_the_difference_of_the_means_and_z_s_stays(decoded):
 
 
 @pytest.mark.parametrize("stored", [int, float])
-def test_labels_that_are_numbers(decoded, stored):
+def test_traverse_numeric_label_matches_any_spelling(decoded, stored):
     """A whole number has one name, however it is stored and asked for."""
     expected = decoded.traverse([0, 1], "gene_2", n_steps=2)
     adata = decoded.adata.copy()
@@ -139,7 +139,7 @@ def test_labels_that_are_numbers(decoded, stored):
         np.testing.assert_allclose(decoded.traverse([0, 1], to, adata, n_steps=2), expected, atol=1e-5)
 
 
-def test_pictures_of_new_wells_are_those_of_their_embeddings(decoded):
+def test_reconstruct_new_wells_decodes_their_embeddings(decoded):
     """Of cells that are standardised by what comes with them, as they are embedded."""
     new = make_cells(30, seed=6)
     new.obsm["single_cell_images"] //= 2
@@ -156,7 +156,7 @@ def test_pictures_of_new_wells_are_those_of_their_embeddings(decoded):
     np.testing.assert_allclose(path[0, 0], pictures[0], atol=1e-5)
 
 
-def test_a_single_block():
+def test_decoder_model_without_z_s_decodes_z_c_alone():
     model = make_model(style_target=None)
     model.train(**QUICK)
     model.train_decoder(**QUICK, width=4, joint=True)
@@ -169,7 +169,7 @@ def test_a_single_block():
         model.train_decoder(**QUICK, width=4, joint=True, cycle=1)
 
 
-def test_a_decoder_shows_features():
+def test_train_decoder_features_reconstructs_features():
     wells = make_wells()
     SCBDModel.setup_anndata(wells, "compound", "plate", control="DMSO")
     model = SCBDModel(wells)
@@ -183,7 +183,7 @@ def test_a_decoder_shows_features():
     assert model.swap_blocks([0, 1], [20, 21]).shape == (2, 10)
 
 
-def test_intensities_are_those_of_the_cells():
+def test_get_intensities_returns_prepared_inputs():
     model = make_model(augment=True)
     pixels = model.adata.obsm["single_cell_images"] / np.float32(255)
     np.testing.assert_allclose(model.get_intensities(), pixels, atol=1e-6)  # not turned, as training images are
@@ -195,7 +195,7 @@ def test_intensities_are_those_of_the_cells():
         make_model(make_cells(dtype="float32")).get_intensities(floats, [3, 7])
 
 
-def test_gaussian_targets_are_standardised_and_come_back():
+def test_gaussian_decoder_standardises_targets_and_restores_units():
     model = make_model(make_cells(dtype="uint16"))
     model.train(**QUICK)
     model.train_decoder(**QUICK, width=4)
@@ -210,7 +210,7 @@ def test_gaussian_targets_are_standardised_and_come_back():
     ("dtype", "divisor", "likelihood"),
     [("uint16", 1, "bernoulli"), ("float32", 1, "gaussian"), ("float32", 255, "bernoulli")],
 )
-def test_by_default_the_likelihood_is_one_of_the_intensities(dtype, divisor, likelihood):
+def test_choose_likelihood_auto_follows_range_of_intensities(dtype, divisor, likelihood):
     """Scaled floats are what they were, and may be beyond 1; rows of all parts of a table are looked at."""
     cells = make_cells(600, dtype=dtype)
     if divisor > 1:
@@ -226,7 +226,7 @@ def test_by_default_the_likelihood_is_one_of_the_intensities(dtype, divisor, lik
 
 
 @pytest.mark.parametrize("invariance", ["listing", "variance"])
-def test_joint_training_moves_both(invariance):
+def test_train_decoder_joint_updates_encoders_and_decoder(invariance):
     model = make_model(invariance=invariance, smoothing=0, alpha=0.5)
     before = {name: value.clone() for name, value in model.module.content.state_dict().items()}
     model.train_decoder(**QUICK, width=4, joint=True, weight=2.0, cycle=0.5)
@@ -242,7 +242,7 @@ def test_joint_training_moves_both(invariance):
 
 
 @pytest.mark.parametrize("weight", [None, 1.0])
-def test_the_picture_reaches_the_encoders_when_joint_and_only_then(trained, weight):
+def test_reconstruction_gradient_reaches_encoders_only_in_joint_training(trained, weight):
     objective = DecoderObjective(trained.module, trained.module.make_decoder("bernoulli", 4), weight).train()
     assert trained.module.training == (weight is not None)
     cells = trained.adata
@@ -257,7 +257,7 @@ def test_the_picture_reaches_the_encoders_when_joint_and_only_then(trained, weig
 
 
 @pytest.mark.parametrize("style_target", ["e", "ye"])
-def test_the_cycle_is_the_distance_of_what_exchanged_pictures_are_embedded_as(style_target):
+def test_cycle_loss_equals_distance_of_embeddings_of_exchanged_pictures(style_target):
     """Without a generator the first quarter of the batch gets z_s of the last, and is a picture of their environments.
 
     No such picture is of z_s's own pair.
@@ -285,7 +285,7 @@ def test_the_cycle_is_the_distance_of_what_exchanged_pictures_are_embedded_as(st
     assert loss(z_c, z_s, e, generator=generator) != loss(z_c, z_s, e, generator=generator)
 
 
-def test_encoders_only_look_at_exchanged_pictures(trained):
+def test_cycle_loss_keeps_encoders_frozen(trained):
     """The decoder learns from them; encoders do through what was decoded alone, and keep mode and statistics."""
     module, decoder = trained.module.train(), trained.module.make_decoder("bernoulli", 4)
     before = {name: value.clone() for name, value in module.named_buffers()}
@@ -301,7 +301,7 @@ def test_encoders_only_look_at_exchanged_pictures(trained):
     assert all(torch.equal(value, before[name]) for name, value in module.named_buffers())
 
 
-def test_a_decoder_learns_to_draw_what_is_embedded_where_it_came_from(trained):
+def test_train_decoder_cycle_lowers_cycle_loss(trained):
     module, decoder = trained.module.eval(), trained.module.make_decoder("bernoulli", 4)
     images, e = (
         torch.from_numpy(part)
@@ -318,7 +318,7 @@ def test_a_decoder_learns_to_draw_what_is_embedded_where_it_came_from(trained):
     assert missed[-1] < 0.5 * missed[0]
 
 
-def test_the_decoder_learns_from_the_cells_the_encoders_learned_from():
+def test_train_decoder_uses_split_of_encoders():
     model = make_model()
     model.train(**QUICK, train_size=0.5, validation_size=0.2)
     rows = model.train_indices
@@ -339,7 +339,7 @@ def test_the_decoder_learns_from_the_cells_the_encoders_learned_from():
         *(({"cycle": cycle}, ValueError, "cycle") for cycle in (-1, float("nan"), "much")),
     ],
 )
-def test_a_failed_request_keeps_the_decoder_there_is(decoded, settings, error, named):
+def test_train_decoder_invalid_setting_raises_and_keeps_earlier_decoder(decoded, settings, error, named):
     images = decoded.reconstruct(indices=[0])
     with pytest.raises(error, match=named):
         decoded.train_decoder(**QUICK | settings, width=8)
@@ -366,7 +366,7 @@ def with_nan(z: list[np.ndarray]) -> list[np.ndarray]:
     ],
     ids=["lengths", "NaN", "one block", "rows"],
 )
-def test_what_is_no_embedding_is_not_decoded(decoded, change, named):
+def test_decode_invalid_embeddings_raises(decoded, change, named):
     z = blocks_of(decoded)
     rounded = [block.astype(np.float16) for block in z]
     np.testing.assert_allclose(decoded.decode(*rounded), decoded.reconstruct(), atol=1e-2)
@@ -374,7 +374,7 @@ def test_what_is_no_embedding_is_not_decoded(decoded, change, named):
         decoded.decode(*change(z))
 
 
-def test_bad_requests_of_pictures(decoded):
+def test_decode_methods_invalid_arguments_raise(decoded):
     requests: list[tuple[Any, type[Exception], str]] = [
         (lambda: make_model().train_decoder(**QUICK), ValueError, "not trained"),
         (lambda: make_model().reconstruct(), ValueError, "no decoder"),
@@ -390,7 +390,7 @@ def test_bad_requests_of_pictures(decoded):
 
 
 @pytest.mark.parametrize("joint", [False, True])
-def test_a_decoder_is_kept_as_far_as_its_run_came(trained, joint):
+def test_train_decoder_interrupted_keeps_partly_trained_decoder(trained, joint):
     trained.train_decoder(**QUICK, width=8)
     scvi.settings.seed = 1
     same_lr: dict[str, Any] = {"plan_kwargs": {"lr_decay": False}}  # in runs of different lengths
@@ -409,7 +409,7 @@ def test_a_decoder_is_kept_as_far_as_its_run_came(trained, joint):
     np.testing.assert_array_equal(trained.reconstruct(), same.reconstruct())
 
 
-def test_a_decoder_s_run_can_be_resumed(trained, tmp_path):
+def test_train_decoder_interrupted_can_be_resumed(trained, tmp_path):
     whole: dict[str, Any] = QUICK | {"max_steps": 8, "validate_every": 4, "width": 4}
     scvi.settings.seed = 1
     with pytest.raises(KeyboardInterrupt):

@@ -36,7 +36,7 @@ def said(
     """What is warned of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        check_design(ExperimentalDesign.of(obs, "gene", e_key, e_columns), controls)
+        check_design(ExperimentalDesign.of(obs, "gene", e_key, e_columns, controls or None))
     return [str(warning.message) for warning in caught]
 
 
@@ -49,7 +49,7 @@ def following(share: float, n_y: int, n_e: int) -> tuple[np.ndarray, np.ndarray]
 
 
 @given(PAIRS)
-def test_resolvable_contrasts_are_a_trace(cells):
+def test_resolvable_fraction_equals_trace_formula(cells):
     y, e = (np.unique(column, return_inverse=True)[1] for column in np.array(cells).T)
     if max(y) < max(e):
         y, e = e, y
@@ -62,7 +62,7 @@ def test_resolvable_contrasts_are_a_trace(cells):
 
 
 @pytest.mark.parametrize("n_cells", [(40, 4), (10, 10), (2, 76)])
-def test_a_share_that_follows_a_rule_is_not_resolvable(n_cells):
+def test_resolvable_fraction_falls_with_square_of_fixed_rule(n_cells):
     for share in (0, 0.5, 0.9, 0.95, 1):
         assert resolvable_fraction(*following(share, *n_cells)) == pytest.approx(1 - share**2, abs=0.04)
     assert resolvable_fraction(np.arange(72), np.repeat(np.arange(4), 18)) == 0  # rounding leaves no less than nothing
@@ -80,7 +80,7 @@ def test_a_share_that_follows_a_rule_is_not_resolvable(n_cells):
     ],
     ids=["a rule", "balanced", "one of many", "nearly, of few", "nearly, of many", "half, of few", "half, of many"],
 )
-def test_confounded_labels_are_warned_of(obs, warned):
+def test_check_design_confounded_labels_warns(obs, warned):
     found = said(pd.DataFrame(obs).astype(str))
     assert len(found) == warned and all("y and e are confounded (plate)" in text for text in found)
 
@@ -95,7 +95,7 @@ def test_confounded_labels_are_warned_of(obs, warned):
         ("control on every plate", None, "cannot be compared"),
     ],
 )
-def test_of_perturbations_on_one_plate_each_it_is_said_what_they_are_compared_by(without, control, remedy):
+def test_check_design_one_plate_per_perturbation_names_links(without, control, remedy):
     obs = simulated_profiles(20, 4, cells_per_well=10, n_controls=8, n_features=4, n_plate_maps=4).obs
     few = {"": [], "all but one on plate_2": ["plate_2"], "control on plate_3": ["plate_3"]}
     gone = few.get(without, obs["plate"].unique())
@@ -107,13 +107,13 @@ def test_of_perturbations_on_one_plate_each_it_is_said_what_they_are_compared_by
     assert len(found) == 1 and re.search(remedy, found[0])
 
 
-def test_what_fills_a_day_or_a_well_asks_for_another_environment():
+def test_check_design_perturbation_filling_environment_advises_coarser_e_key():
     obs = pd.DataFrame({"gene": ["wild type", "mutant"] * 20, "plate": ["day 1", "day 2"] * 20})
     assert "coarser e_key" in said(obs)[0] and said(obs) == said(obs, controls=["wild type"])
     assert not said(obs.assign(plate=["day 1"] * 20 + ["day 2"] * 20))
 
 
-def test_columns_side_by_side_are_judged_one_by_one():
+def test_check_design_separate_columns_are_checked_one_by_one():
     """Each position has another compound on each plate, and each plate all compounds; their cross has one each."""
     wells = simulated_profiles(64, 12, n_features=4, one_layout=False).obs.rename(columns={"perturbation": "gene"})
     both = ["plate", "well"]
@@ -123,7 +123,7 @@ def test_columns_side_by_side_are_judged_one_by_one():
     assert ["(well)" in text for text in said(same, both, e_columns="side_by_side")] == [True]
 
 
-def test_numbers_are_looked_at():
+def test_check_design_quantity_as_environment_warns():
     gene, within = np.repeat([0, 1], 40), np.tile(np.arange(40.0), 2)
     obs = pd.DataFrame({"gene": gene.astype(str), "plate": (within % 2).astype(str)})
     assert any("e_key='time'" in text and "numbers" in text for text in said(obs.assign(time=within * 7.3), "time"))
@@ -140,7 +140,7 @@ def bright_days() -> AnnData:
     return cells
 
 
-def test_environments_that_nobody_wrote_down_are_inferred():
+def test_setup_infer_environments_writes_inferred_column():
     cells = bright_days()
     SCBDModel.setup_anndata(cells, y_key="gene", infer_environments=2)
     assert adjusted_rand_score(cells.obs["day"], cells.obs["inferred_environment"]) == 1
@@ -154,7 +154,7 @@ def test_environments_that_nobody_wrote_down_are_inferred():
         model.train(max_steps=1)
 
 
-def test_inferred_environments_stand_beside_known_ones():
+def test_setup_infer_environments_adds_to_recorded_e_key():
     cells = bright_days()
     for _ in range(2):  # setting up again does not take the inferred for known ones
         SCBDModel.setup_anndata(cells, y_key="gene", e_key="well", infer_environments=2)
@@ -167,7 +167,7 @@ def test_inferred_environments_stand_beside_known_ones():
 
 
 @pytest.mark.parametrize("several", [["DMSO"], ["DMSO", "compound_0"]])
-def test_controls_are_found_in_any_table(several):
+def test_control_mask_of_any_table_marks_controls(several):
     wells = make_wells()
     SCBDModel.setup_anndata(wells, "compound", "plate", control=several, layer="X")
     model = SCBDModel(wells)
@@ -176,7 +176,7 @@ def test_controls_are_found_in_any_table(several):
     assert model._control_mask(AnnData(obs=wells.obs[["plate"]])) is None
 
 
-def test_a_control_may_be_a_number():
+def test_control_given_as_number_is_matched():
     wells = make_wells()
     wells.obs["compound"] = wells.obs["compound"].cat.codes.astype(int)
     for control in (0, "0"):
@@ -203,7 +203,7 @@ def test_a_control_may_be_a_number():
         (SCBDModel, {"y_key": "time"}, ValueError, "no two cells are replicates"),
     ],
 )
-def test_bad_designs_are_refused(system, keys, error, named):
+def test_setup_invalid_design_raises(system, keys, error, named):
     cells = make_cells()
     cells.obs = cells.obs.assign(time=np.arange(96.0), one="plate")
     with pytest.raises(error, match=named):
@@ -221,7 +221,7 @@ def test_bad_designs_are_refused(system, keys, error, named):
         ([" ", "a", "b", "b"], "PQPQ", "' '"),
     ],
 )
-def test_labels_in_several_spellings_or_for_nothing_are_told_of(y, e, message):
+def test_setup_similar_or_missing_labels_warn(y, e, message):
     cells = AnnData(np.random.default_rng(0).normal(size=(48, 3)).astype("float32"))
     cells.obs["y"], cells.obs["e"] = np.tile(y, 12), np.repeat(list(e), 12)
     with warnings.catch_warnings():
@@ -231,7 +231,7 @@ def test_labels_in_several_spellings_or_for_nothing_are_told_of(y, e, message):
 
 
 @pytest.mark.parametrize(("key", "remedy"), [("y", "into classes"), ("e", "five levels")])
-def test_a_quantity_is_no_label(key, remedy):
+def test_setup_quantity_as_perturbation_warns(key, remedy):
     cells = make_cells()
     cells.obs["dose"] = np.repeat(np.linspace(0.1, 5, 48), 2)
     keys: dict[str, Any] = {"y_key": "gene", "e_key": "well"} | {f"{key}_key": "dose"}
@@ -244,14 +244,14 @@ def test_a_quantity_is_no_label(key, remedy):
 @pytest.mark.parametrize(
     ("name", "control", "named"), [("DMSO", None, True), ("DMSO", "DMSO", False), ("a", None, False)]
 )
-def test_a_label_that_looks_like_a_control_is_named(name, control, named, caplog):
+def test_setup_without_control_logs_likely_control(name, control, named, caplog):
     cells = make_cells()
     cells.obs["gene"] = cells.obs["gene"].cat.rename_categories({"gene_0": name})
     SCBDModel.setup_anndata(cells, "gene", "well", control=control)
     assert ("control='DMSO'" in caplog.text) == named
 
 
-def test_labels_that_are_meant_are_quiet():
+def test_setup_intended_labels_do_not_warn():
     cells = AnnData(np.random.default_rng(0).normal(size=(48, 3)).astype("float32"))
     cells.obs["y"], cells.obs["e"] = np.tile(["None", "a", "A", "b"], 12), np.repeat(["p", "P"], 24)
     SCBDModel.setup_anndata(cells, "y", "e", control="None")
@@ -269,7 +269,7 @@ def test_labels_that_are_meant_are_quiet():
     ],
 )
 @pytest.mark.parametrize("model", [SCBDModel, ERMModel])
-def test_arguments_that_set_up_does_not_have(model, arguments, message):
+def test_setup_unknown_arguments_raise(model, arguments, message):
     with pytest.raises(TypeError, match=message):
         model.setup_anndata(make_cells(), "gene", "well", **arguments)
 
@@ -287,12 +287,12 @@ def test_arguments_that_set_up_does_not_have(model, arguments, message):
         lambda cells: scbd.pl.umap_blocks(cells, "gene"),
     ],
 )
-def test_what_takes_cells_says_so(use):
+def test_functions_of_cells_other_type_than_anndata_raises(use):
     with pytest.raises(TypeError, match="given as an AnnData, got DataFrame"):
         use(pd.DataFrame({"gene": ["a", "b"], "well": ["A", "B"]}))
 
 
 @pytest.mark.parametrize("cells", ["cells.h5ad", pd.DataFrame({"gene": ["a"]}), np.ones((3, 2)), None, 5])
-def test_what_is_no_anndata_is_said_to_be_none(cells):
+def test_setup_other_type_than_anndata_raises(cells):
     with pytest.raises(TypeError, match="given as an AnnData, got"):
         SCBDModel.setup_anndata(cells, "gene", "well")

@@ -116,7 +116,7 @@ def one_process(out: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:z_c has collapsed")  # six steps
-def test_two_processes_train_like_one_and_resume(tmp_path):
+def test_train_two_processes_equals_one_process_and_resumes(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -62,13 +62,13 @@ def of_many() -> SCBDModel:
     return make_trained(make_cells(200), n_latent=6)
 
 
-def test_any_batch_size_gives_the_same_embedding(of_floats):
+def test_embed_any_batch_size_gives_equal_embeddings(of_floats):
     z = of_floats.get_latent_representation()
     for batch_size in (1, np.int64(7), 10**6):
         np.testing.assert_allclose(of_floats.get_latent_representation(batch_size=batch_size), z, atol=1e-6)
 
 
-def test_a_module_in_training_mode_embeds_as_it_does_out_of_it():
+def test_embed_module_in_training_mode_gives_equal_embeddings():
     """With the statistics of a batch, a cell's embedding would depend on the cells beside it."""
     model = of_network(nn.Sequential(nn.Flatten(), nn.Linear(512, 8), nn.BatchNorm1d(8)), make_cells())
     z = model.get_latent_representation()
@@ -76,7 +76,7 @@ def test_a_module_in_training_mode_embeds_as_it_does_out_of_it():
     np.testing.assert_allclose(model.get_latent_representation(batch_size=5), z, atol=1e-6)
 
 
-def test_new_cells_need_no_labels(trained):
+def test_embed_new_cells_without_labels_succeeds(trained):
     new = make_cells(10, seed=5)
     expected = trained.get_latent_representation(new)
     del new.obs["gene"]
@@ -92,7 +92,7 @@ def test_new_cells_need_no_labels(trained):
     assert not new.uns  # not even set up
 
 
-def test_indices_are_embedded_in_the_order_asked_for(trained):
+def test_embed_indices_keeps_their_order(trained):
     whole = trained.get_latent_representation(batch_size=7)
     mask = np.arange(96) % 3 == 0
     for indices, rows in (([5, 90, 5, 0, -1], [5, 90, 5, 0, 95]), (mask, np.flatnonzero(mask))):
@@ -106,7 +106,7 @@ def test_indices_are_embedded_in_the_order_asked_for(trained):
             trained.get_latent_representation(indices=bad)
 
 
-def test_an_embedding_is_written_where_it_is_asked_for(trained, tmp_path, monkeypatch):
+def test_embed_out_writes_array_or_file(trained, tmp_path, monkeypatch):
     whole = trained.get_latent_representation()
     mine = np.zeros((96, 6), dtype=np.float32)
     assert trained.get_latent_representation(out=mine) is mine
@@ -135,17 +135,17 @@ def test_an_embedding_is_written_where_it_is_asked_for(trained, tmp_path, monkey
         *(({"batch_size": size}, f"batch_size={size!r}") for size in (-1, 0, 2.5, "8")),
     ],
 )
-def test_bad_requests_of_an_embedding(trained, settings, named_):
+def test_embed_invalid_arguments_raise(trained, settings, named_):
     with pytest.raises(ValueError, match=named_):
         trained.get_latent_representation(**settings)
 
 
-def test_cells_without_inputs_are_named(trained):
+def test_embed_cells_without_inputs_raises_with_location(trained):
     with pytest.raises(KeyError, match="single_cell_images"):
         trained.get_latent_representation(AnnData(obs=trained.adata.obs))
 
 
-def test_a_model_that_resizes_takes_other_sizes_of_the_same_proportions():
+def test_embed_resizing_model_accepts_other_sizes_of_equal_proportions():
     model = make_model(image_size=8)
     model.is_trained_ = True
     assert len(model.get_latent_representation(make_cells(8, shape=(2, 20, 20)))) == 8
@@ -153,12 +153,12 @@ def test_a_model_that_resizes_takes_other_sizes_of_the_same_proportions():
         model.get_latent_representation(make_cells(8, shape=(2, 20, 16)))
 
 
-def test_an_untrained_model_warns():
+def test_embed_untrained_model_warns():
     with pytest.warns(UserWarning, match="untrained"):
         make_model().get_latent_representation()
 
 
-def test_names_of_channels_are_compared(of_floats, tmp_path):
+def test_embed_other_channel_order_raises_and_other_names_warn(of_floats, tmp_path):
     turned = named(make_cells(20, dtype="float32"))[:, ["actin", "DNA"]].copy()
     with pytest.raises(ValueError, match="actin, DNA"):
         of_floats.get_latent_representation(turned)
@@ -169,7 +169,7 @@ def test_names_of_channels_are_compared(of_floats, tmp_path):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_bad_pixels_of_new_cells_are_named_before_anything_is_returned(of_floats, classifier, tmp_path, value):
+def test_embed_non_finite_pixels_raises_with_rows(of_floats, classifier, tmp_path, value):
     cells = named(make_cells(60, dtype="float32"))
     cells.obsm[IMAGE_KEY][[21, 40], 1, 3, 3] = value
     for call in (
@@ -188,7 +188,7 @@ def test_bad_pixels_of_new_cells_are_named_before_anything_is_returned(of_floats
     np.testing.assert_array_equal(z, of_floats.get_latent_representation(cells[fine].copy()))
 
 
-def test_a_broken_model_is_told_from_pixels_beyond_all_measure():
+def test_embed_non_finite_output_raises_with_cause():
     model, cells = of_network(nn.Sequential(nn.Flatten(), nn.Linear(512, 8)), make_cells(dtype="float32")), make_cells()
     weight = model.module.content.encoder[1].weight
     weight.data.fill_(1e10)
@@ -218,7 +218,7 @@ def centred(model: SCBDModel) -> np.ndarray:
     return z - z[controls].mean(0)
 
 
-def test_embeddings_of_features_are_centred_on_controls(tmp_path):
+def test_embed_features_are_centred_on_controls(tmp_path):
     model = wells_of()
     first = model.results_.centers["c"]
     np.testing.assert_allclose(model.get_latent_representation(), centred(model), atol=1e-5)
@@ -237,7 +237,7 @@ def test_embeddings_of_features_are_centred_on_controls(tmp_path):
     assert model.results_.centers == {}
 
 
-def test_a_file_holds_what_the_array_would(of_many, tmp_path):
+def test_embed_to_stores_equal_embeddings(of_many, tmp_path):
     model = of_many
     embedded = model.embed_to(tmp_path / "z.zarr", **BLOCKS)
     assert list(embedded.obsm) == ["X_scbd_c", "X_scbd_s"] and embedded.obs.equals(model.adata.obs)
@@ -256,14 +256,14 @@ def test_a_file_holds_what_the_array_would(of_many, tmp_path):
     assert batch_probe(half, "X_scbd_c", "well") == batch_probe(in_memory, "X_scbd_c", "well")
 
 
-def test_other_cells_from_a_store(of_many, tmp_path):
+def test_embed_to_cells_of_open_screen_gives_equal_embeddings(of_many, tmp_path):
     screen = write_screen(tmp_path / "s.zarr", make_cells(50, seed=3), y_key="gene", compression="lz4")
     embedded = of_many.embed_to(tmp_path / "z.zarr", screen[:, :])
     np.testing.assert_array_equal(embedded.obsm["X_scbd_c"], of_many.get_latent_representation(screen))
     assert list(embedded.obs_names) == list(screen.obs_names)
 
 
-def test_killed_after_any_block_it_goes_on_to_the_same_bytes(of_many, tmp_path, monkeypatch):
+def test_embed_to_killed_after_any_block_continues_to_equal_bytes(of_many, tmp_path, monkeypatch):
     of_many.embed_to(tmp_path / "whole.zarr", **BLOCKS)
     original = BlockStore.write
     for killed_at in range(5):
@@ -289,7 +289,7 @@ def test_killed_after_any_block_it_goes_on_to_the_same_bytes(of_many, tmp_path, 
         assert contents(path) == contents(tmp_path / "whole.zarr")
 
 
-def test_the_beginning_of_another_embedding_is_not_gone_on_with(of_many, tmp_path, monkeypatch):
+def test_embed_to_unfinished_store_of_other_weights_raises(of_many, tmp_path, monkeypatch):
     model = of_many
 
     def interrupt(*args):
@@ -317,7 +317,7 @@ def test_the_beginning_of_another_embedding_is_not_gone_on_with(of_many, tmp_pat
     assert len(model.embed_to(tmp_path / "z.zarr")) == 200  # nothing was changed after all
 
 
-def test_what_is_wrong_is_said_before_any_work(of_many, tmp_path):
+def test_embed_to_invalid_arguments_raise_before_embedding(of_many, tmp_path):
     (tmp_path / "there.zarr").write_text("kept")
     cases: list[tuple[type[Exception], str, str, dict[str, Any]]] = [
         (FileExistsError, "there.zarr", "there.zarr", {}),
@@ -341,13 +341,13 @@ def test_what_is_wrong_is_said_before_any_work(of_many, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["there.zarr"]
 
 
-def test_models_with_one_block_write_that(classifier, tmp_path):
+def test_embed_to_model_without_z_s_writes_z_c(classifier, tmp_path):
     assert list(classifier.embed_to(tmp_path / "z.zarr").obsm) == ["X_erm_c"]
     with pytest.raises(ValueError, match="single block"):
         classifier.embed_to(tmp_path / "y.zarr", blocks=["s"])
 
 
-def test_shares_of_several_devices(of_many, tmp_path):
+def test_embed_to_shards_complete_one_store(of_many, tmp_path):
     of_many.embed_to(tmp_path / "whole.zarr", **BLOCKS)
     path = tmp_path / "z.zarr"
     assert not of_many.embed_to(path, shard=(2, 2), **BLOCKS).obsm
@@ -363,7 +363,7 @@ def test_shares_of_several_devices(of_many, tmp_path):
     assert contents(path) == before and (tmp_path / "text.zarr").read_text() == "kept"
 
 
-def test_processes_that_know_of_each_other_wait_before_the_work_and_after_it(of_many, tmp_path, monkeypatch):
+def test_embed_to_distributed_processes_wait_before_and_after(of_many, tmp_path, monkeypatch):
     """One without a block would else look for its share when the others have given the file its name, and be refused.
 
     And none may open the file before the last has written it.
@@ -397,7 +397,7 @@ def test_processes_that_know_of_each_other_wait_before_the_work_and_after_it(of_
 
 @pytest.mark.parametrize("changed", [lambda x: 500 + 100 * x, lambda x: 100 * x, lambda x: x / 200, lambda x: x + 1e4])
 @pytest.mark.parametrize("images", [False, True])
-def test_inputs_in_other_units_are_told_of(changed, images):
+def test_embed_inputs_in_other_units_warns(changed, images):
     """A model of scaled features, or of pixels, and cells that are not so; what stays in its units is quiet."""
     cells = make_cells(dtype="float32") if images else make_wells()
     keys = ("gene", "well") if images else ("compound", "plate")
@@ -442,7 +442,7 @@ except RuntimeError:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator can be asked")
 @pytest.mark.parametrize("own", [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}])
-def test_freed_memory_is_kept_while_the_model_works_unless_somebody_tuned_it(own):
+def test_keep_freed_memory_sets_allocator_unless_configured(own):
     allocator = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(allocator)}
     done = subprocess.run([sys.executable, "-c", COUNT], env=clean | own, capture_output=True, text=True, check=True)
@@ -453,7 +453,7 @@ def test_freed_memory_is_kept_while_the_model_works_unless_somebody_tuned_it(own
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator can be asked")
-def test_models_keep_freed_memory_while_they_train_and_while_they_embed(monkeypatch):
+def test_keep_freed_memory_is_used_in_training_and_embedding(monkeypatch):
     for name in [name for name in os.environ if name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD")]:
         monkeypatch.delenv(name)
     kept = False
@@ -487,7 +487,7 @@ def test_models_keep_freed_memory_while_they_train_and_while_they_embed(monkeypa
     assert of_training == of_embedding == {True} and not kept
 
 
-def test_other_systems_and_devices_keep_their_allocator(monkeypatch):
+def test_keep_freed_memory_other_system_or_device_does_nothing(monkeypatch):
     loaded: list[object] = []
     monkeypatch.setattr("ctypes.CDLL", loaded.append)
     with keep_freed_memory(torch.device("cuda")):

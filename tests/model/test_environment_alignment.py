@@ -74,7 +74,7 @@ def moments(images, chosen):
 
 
 @pytest.mark.parametrize("by", ["controls", "cells"])
-def test_inputs_of_z_c_are_alike_between_environments_and_those_of_z_s_are_not(cells, by):
+def test_prepare_standardises_inputs_of_z_c_per_environment_but_not_of_z_s(cells, by):
     model = trained(cells, standardize_by=by, steps=1)
     whole, within = prepared(model, cells)
     used = (cells.obs["gene"] == CONTROL).to_numpy() if by == "controls" else np.ones(cells.n_obs, dtype=bool)
@@ -86,7 +86,7 @@ def test_inputs_of_z_c_are_alike_between_environments_and_those_of_z_s_are_not(c
     assert f"standardised within each well by its {by}" in repr(model)
 
 
-def test_without_it_inputs_are_standardised_over_all(cells):
+def test_standardize_by_none_standardises_over_all_cells(cells):
     model = trained(cells, standardize_by=None, steps=1)
     whole, within = prepared(model, cells)
     np.testing.assert_array_equal(whole, within)
@@ -129,12 +129,12 @@ PHENOTYPES = codes([0] * 90 + [1] * 10 + [0] * 20 + [1] * 80, [0] * 100 + [1] * 
         (PHENOTYPES, None, (None, None)),
     ],
 )
-def test_the_design_decides_what_environments_are_known_by(design, controls, wanted):
+def test_choose_reference_kind_auto_follows_design(design, controls, wanted):
     y, e = design
     assert choose_reference_kind("auto", y, e, controls) == wanted
 
 
-def test_what_is_asked_for_against_the_design_is_done_and_warned_of():
+def test_choose_reference_kind_unsuitable_choice_is_kept_and_warns():
     with pytest.warns(UserWarning, match="different perturbations"):
         assert choose_reference_kind("cells", ARRAYED[0], ARRAYED[1], None) == ("cells", "cells")
     with pytest.warns(UserWarning, match="98% of the training cells"):
@@ -142,7 +142,7 @@ def test_what_is_asked_for_against_the_design_is_done_and_warned_of():
 
 
 @given(seed=st.integers(0, 99), n_y=st.integers(1, 6), n_e=st.integers(1, 5))
-def test_unlikeness_is_the_squared_distance_of_shares_less_sampling(seed, n_y, n_e):
+def test_frequency_distance_equals_squared_distance_minus_sampling_error(seed, n_y, n_e):
     rng = np.random.default_rng(seed)
     y, e = rng.integers(n_y, size=60), rng.integers(n_e, size=60)
     shares = np.bincount(y, minlength=n_y) / 60
@@ -155,7 +155,7 @@ def test_unlikeness_is_the_squared_distance_of_shares_less_sampling(seed, n_y, n
 
 
 @given(seed=st.integers(0, 99), n_y=st.integers(1, 6), n=st.integers(1, 30), n_e=st.integers(1, 3))
-def test_what_environments_have_in_common_is_a_part_of_what_they_have_by_chance(seed, n_y, n, n_e):
+def test_frequency_overlap_is_relative_to_overlap_by_chance(seed, n_y, n, n_e):
     rng = np.random.default_rng(seed)
     shares = rng.dirichlet(np.ones(n_y))
     y, e = rng.integers(n_y, size=n * n_e), np.repeat(np.arange(n_e), n)
@@ -165,7 +165,7 @@ def test_what_environments_have_in_common_is_a_part_of_what_they_have_by_chance(
         assert found == pytest.approx(min(naive / max(by_chance, 0.7), 1))
 
 
-def test_by_chance_shares_differ_no_more_in_small_environments():
+def test_frequency_distance_of_random_cells_does_not_depend_on_environment_size():
     rng = np.random.default_rng(0)
     shares = np.array([0.5, 0.3, 0.2])
     found = [frequency_distance(rng.choice(3, 8, p=shares), np.zeros(8, dtype=int), shares)[0] for _ in range(4_000)]
@@ -173,14 +173,14 @@ def test_by_chance_shares_differ_no_more_in_small_environments():
 
 
 @pytest.mark.parametrize("cells_of_each", [1, 2, 20])
-def test_environments_hold_the_same_however_few_cells_they_hold_of_each_perturbation(cells_of_each):
+def test_median_overlap_of_equal_perturbations_is_high_with_few_cells(cells_of_each):
     rng = np.random.default_rng(0)
     e = np.repeat(np.arange(40), 100 * cells_of_each)
     y = rng.integers(100, size=len(e))
     assert choose_reference_kind("auto", y, e, y < 6) == ("cells", "cells")
 
 
-def test_a_perturbation_that_fills_its_own_well_is_not_taken_for_the_well():
+def test_train_one_perturbation_per_well_keeps_perturbation_effects():
     """Arrayed wells: what a perturbation does stands out as much as without wells."""
     cells = make_cells(320)
     cells.obs["well"] = pd.Categorical([f"well of {gene} {i % 2}" for i, gene in enumerate(cells.obs["gene"])])
@@ -192,7 +192,7 @@ def test_a_perturbation_that_fills_its_own_well_is_not_taken_for_the_well():
     assert means.var(0).sum() > 0.5 * z.var(0).sum()
 
 
-def test_environments_of_z_c_have_one_mean_unless_told_otherwise(cells, model):
+def test_embed_center_auto_gives_environments_equal_means(cells, model):
     well, apart = cells.obs["well"].to_numpy(), {}
     for center in ("auto", None):
         z = model.get_latent_representation(center=center)
@@ -204,7 +204,7 @@ def test_environments_of_z_c_have_one_mean_unless_told_otherwise(cells, model):
 
 @pytest.mark.parametrize("kind", [SCBDModel, ERMModel, VAEModel])
 @pytest.mark.parametrize("by", ["controls", "cells"])
-def test_a_new_camera_changes_nothing(cells, kind, by):
+def test_embed_brighter_cells_in_new_wells_gives_similar_embeddings(cells, kind, by):
     """The same cells, brighter and in wells of other names: known by the controls among them, or by all."""
     model, new = trained(cells, kind, standardize_by=by), photographed(cells)
     z, found = model.get_latent_representation(), model.get_latent_representation(new)
@@ -238,7 +238,7 @@ OTHERS = np.arange(200) + 40
         *["few labels", "few of many", "dozens, no controls"],
     ],
 )
-def test_new_wells_are_known_by_what_the_training_holds(y, wanted):
+def test_select_reference_cells_new_well_follows_rules(y, wanted):
     """Beside a well that holds the same."""
     y, e = codes([*y, *GENES], [0] * len(y) + [1] * len(GENES))
     of_new_well = e == 0
@@ -252,7 +252,7 @@ def test_new_wells_are_known_by_what_the_training_holds(y, wanted):
 
 
 @pytest.mark.parametrize("by", ["controls", "cells"])
-def test_controls_tell_of_new_wells_that_hold_other_perturbations(by, tmp_path):
+def test_embed_new_wells_with_other_perturbations_are_standardised_with_controls(by, tmp_path):
     """Those of the training are known by controls, or by all of their cells, which are the same in each."""
     cells = make_cells(480, dtype="float32")
     images, well = cells.obsm[IMAGE_KEY], cells.obs["well"].cat.codes.to_numpy()[:, None, None, None]
@@ -296,7 +296,7 @@ def others_alone(cells, well: str):
     return cells[~other.to_numpy()].copy()
 
 
-def test_a_well_of_the_training_that_holds_others_is_known_by_its_controls():
+def test_train_well_with_other_perturbations_is_standardised_with_controls():
     """And the wells that hold the same by all of their cells, whatever stands in that one."""
     cells = in_wells(6, 960)
     odd = dim(others_alone(cells, "well_5"), "well_5")
@@ -315,7 +315,7 @@ def test_a_well_of_the_training_that_holds_others_is_known_by_its_controls():
     assert np.abs(done[0]).max() > 0.3
 
 
-def test_wells_of_other_perturbations_that_training_goes_on_with_are_known_by_controls():
+def test_train_again_wells_with_other_perturbations_are_standardised_with_controls():
     cells = in_wells(4, 640)
     first = cells[(cells.obs["well"] != "well_3").to_numpy()].copy()
     first.obs["well"] = first.obs["well"].cat.remove_unused_categories()
@@ -329,7 +329,7 @@ def test_wells_of_other_perturbations_that_training_goes_on_with_are_known_by_co
     np.testing.assert_allclose(of_controls[1], of_controls[0], atol=0.15)
 
 
-def test_new_environments_of_one_column_are_known_by_controls_beside_another_column():
+def test_embed_new_environments_of_one_separate_column_use_controls():
     """The first column is known by all cells, the second by controls; both shift."""
     rng = np.random.default_rng(0)
     values = torch.from_numpy(rng.normal(size=(6_000, 3)))
@@ -352,7 +352,7 @@ def test_new_environments_of_one_column_are_known_by_controls_beside_another_col
     torch.testing.assert_close(scaling(seen(new), new), scaling(seen(codes_of), codes_of), atol=0.1, rtol=0.0)
 
 
-def test_controls_of_a_new_well_tell_nothing_where_none_were_trained_on():
+def test_environment_scaling_new_well_without_trained_controls_is_unknown():
     """There is nothing that they could be brought to."""
     rng = np.random.default_rng(0)
     values = torch.from_numpy(rng.normal(size=(60, 3)).astype(np.float32))
@@ -363,7 +363,7 @@ def test_controls_of_a_new_well_tell_nothing_where_none_were_trained_on():
     assert scaling.known(torch.tensor([[0], [1], [2], [3]]))[:, 0].tolist() == [True] * 3 + [False]
 
 
-def test_new_wells_that_nothing_tells_of_are_left_as_they_are_and_named(cells, model, caplog):
+def test_embed_new_wells_without_reference_cells_logs_their_names(cells, model, caplog):
     new = photographed(cells)
     new = new[new.obs["gene"] != CONTROL].copy()
     found = model.get_latent_representation(new, center=None)
@@ -379,7 +379,7 @@ def test_new_wells_that_nothing_tells_of_are_left_as_they_are_and_named(cells, m
     assert "obs has no 'well'" in caplog.text
 
 
-def test_a_new_well_of_one_perturbation_is_not_known_by_all_of_its_cells(caplog):
+def test_embed_new_well_of_one_perturbation_is_not_standardised_with_all_cells(caplog):
     """Where training wells were: what it would lose is its perturbation."""
     cells = cells_of()
     model, new = trained(cells, control=None), photographed(cells)
@@ -392,7 +392,7 @@ def test_a_new_well_of_one_perturbation_is_not_known_by_all_of_its_cells(caplog)
     np.testing.assert_array_equal(found, model.get_latent_representation(blind))
 
 
-def test_a_table_is_embedded_alike_in_parts_and_whole(cells, model):
+def test_embed_table_in_parts_equals_whole_table(cells, model):
     """Known wells, new ones, and cells of which no well is known."""
     new = photographed(cells)
     names = new.obs["well"].astype(object)
@@ -404,7 +404,7 @@ def test_a_table_is_embedded_alike_in_parts_and_whole(cells, model):
     np.testing.assert_array_equal(model.get_latent_representation(), before)
 
 
-def test_what_was_learned_is_saved_and_goes_on(cells, model, tmp_path):
+def test_load_restores_alignment_and_training_continues(cells, model, tmp_path):
     model.save(str(tmp_path / "model"))
     loaded = SCBDModel.load(str(tmp_path / "model"), cells)
     np.testing.assert_array_equal(loaded.get_latent_representation(), model.get_latent_representation())
@@ -417,7 +417,7 @@ def test_what_was_learned_is_saved_and_goes_on(cells, model, tmp_path):
     assert environments.known(torch.tensor([[0], [1], [2]])).all()
 
 
-def test_each_of_two_columns_is_taken_out_that_can_be_known(cells):
+def test_train_separate_columns_aligns_each_suitable_column(cells):
     """Plates and positions side by side: plates hold the same compounds, a position a single one."""
     wells = make_wells(n_compounds=20, n_plates=6)
     with pytest.warns(UserWarning, match="confounded"):
@@ -441,13 +441,13 @@ def test_each_of_two_columns_is_taken_out_that_can_be_known(cells):
 @pytest.mark.parametrize(
     ("asked", "message"), [("plates", "is not known: use 'auto'"), ("controls", "name controls with control=")]
 )
-def test_what_cannot_be_is_said_before_any_work(cells, asked, message):
+def test_standardize_by_invalid_choice_raises_before_training(cells, asked, message):
     SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
     with pytest.raises(ValueError, match=message):
         SCBDModel(cells, encoder="small", standardize_by=asked)
 
 
-def test_what_a_decoder_is_to_draw_has_the_look_of_its_environment(cells, model, monkeypatch):
+def test_decoder_target_is_standardised_over_all_cells(cells, model, monkeypatch):
     """z_s is to say it: the target is the image as it was, standardised over all cells."""
     decoder = model.module.make_decoder("gaussian", 4)
     drawn: list[torch.Tensor] = []
@@ -465,7 +465,7 @@ def test_what_a_decoder_is_to_draw_has_the_look_of_its_environment(cells, model,
     assert np.abs(whole[:8] - within[:8]).mean() > 0.1
 
 
-def test_what_is_asked_of_z_s_alone_looks_at_no_environment(cells, model, caplog):
+def test_embed_z_s_does_not_use_environments(cells, model, caplog):
     new = photographed(cells)
     new = new[new.obs["gene"] != CONTROL].copy()
     model.get_latent_representation(new, block="s")

@@ -28,7 +28,7 @@ class Noise(nn.Module):
         return torch.randn(len(images), 6)
 
 
-def test_a_collapsed_embedding_warns(cells):
+def test_health_collapsed_embedding_warns(cells):
     model = make_model(cells, alpha=100.0)
     torch.nn.init.zeros_(model.module.content.projection[-1].weight)
     with pytest.warns(UserWarning, match=r"z_c has collapsed.*SCBDModel\(adata, alpha=10\)"):
@@ -56,24 +56,24 @@ def trained_weakly(effect: float, alpha: float) -> tuple[SCBDModel, list[str]]:
     return model, [str(warning.message) for warning in said]
 
 
-def test_little_spread_is_no_collapse_where_means_of_new_cells_are_told_apart():
+def test_health_small_variance_with_different_means_does_not_warn():
     model, said = trained_weakly(effect=12, alpha=1e-4)
     assert model.health["spread"] < 0.025 and model.health["collapsed"] == 0 and not said
 
 
-def test_an_alpha_that_weighs_nothing_is_not_blamed():
+def test_health_collapse_with_small_alpha_advises_more_training():
     model, said = trained_weakly(effect=0, alpha=1e-4)
     assert model.health["collapsed"] == 1
     assert len(said) == 1 and "alpha" not in said[0] and "model.train()" in said[0]
 
 
-def test_an_alpha_that_outweighs_all_else_is_blamed():
+def test_health_collapse_with_large_alpha_advises_smaller_alpha():
     _, said = trained_weakly(effect=0, alpha=100.0)
     assert len(said) == 1 and "SCBDModel(adata, alpha=10)" in said[0]
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-4])
-def test_means_are_compared_with_those_of_permuted_labels(scale):
+def test_means_differ_compares_with_permuted_labels(scale):
     rng, labels = np.random.default_rng(0), Groups(torch.arange(200) % 20)
     noise = torch.from_numpy(rng.normal(size=(200, 5)))
     shift = torch.from_numpy(rng.normal(size=(20, 5)))[labels.labels]
@@ -83,14 +83,14 @@ def test_means_are_compared_with_those_of_permuted_labels(scale):
         assert not means_differ(scale * nothing, labels)
 
 
-def test_an_embedding_that_tells_nothing_warns_without_being_a_point():
+def test_health_uninformative_embedding_warns_without_collapse():
     model = make_model(alpha=0, encoder=Noise())
     with pytest.warns(UserWarning, match="z_c has learned to distinguish few"):
         model.train(**QUICK)
     assert model.health["collapsed"] == 0 and model.health["learned_c"] <= 0 and model.health["spread"] > 0.1
 
 
-def test_an_embedding_that_tells_a_few_of_many_is_no_point():
+def test_health_few_distinguished_perturbations_do_not_warn():
     """Three of forty are told apart, twice as often as by chance; the loss of the others is above that of a point."""
     rng = np.random.default_rng(0)
     drug, values = rng.integers(40, size=2000), rng.normal(size=(2000, 20)).astype(np.float32)
@@ -104,7 +104,7 @@ def test_an_embedding_that_tells_a_few_of_many_is_no_point():
     assert label_probe(model.get_latent_representation(), cells.obs["drug"])["accuracy"] > 1.5 / 40
 
 
-def test_a_living_embedding_does_not_warn():
+def test_health_informative_embedding_does_not_warn():
     model = make_model(alpha=0, smoothing=0, augment=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -117,7 +117,7 @@ def test_a_living_embedding_does_not_warn():
 
 
 @pytest.mark.filterwarnings("ignore:z_c has")
-def test_wells_full_of_controls_hide_nothing_of_what_was_learned():
+def test_health_many_controls_do_not_lower_learned_c():
     """Six wells in ten are controls, as where all of DMSO is kept: nothing tells them apart from each other."""
     learned = []
     for control in ("DMSO", None):
@@ -129,7 +129,7 @@ def test_wells_full_of_controls_hide_nothing_of_what_was_learned():
     assert learned[0] > 0.5 > 0 > learned[1]
 
 
-def test_the_environment_is_that_of_its_labels():
+def test_health_environment_c_equals_invariance_statistic():
     cells = make_cells()
     SCBDModel.setup_anndata(cells, "gene", "well")
     module = SCBDModel(cells, encoder="small", n_latent=6).module.eval()
@@ -142,6 +142,6 @@ def test_the_environment_is_that_of_its_labels():
     z_c = module.content(module.prepare(images, e).within).detach()
     assert (z_c - module.content(module.preprocess(images))).abs().max() > 1e-3
     expected = scbd.nn.invariance_statistic([z_c], e, y)
-    assert measure_health(module, batch, lambda: True, str)[0]["environment_c"] == pytest.approx(
+    assert measure_health(module, batch, lambda: True, "")[0]["environment_c"] == pytest.approx(
         float(expected), abs=1e-5
     )

@@ -53,7 +53,7 @@ class RidgeModel(ImageModel):
         self.module = RidgeModule(self._make_preprocess(), encoder)
 
 
-def test_a_new_system_is_trained_saved_and_embedded_from(tmp_path):
+def test_new_model_class_trains_saves_and_embeds(tmp_path):
     cells = make_cells()
     RidgeModel.setup_anndata(cells, y_key="gene", e_key="well")
     model = RidgeModel(cells)
@@ -71,7 +71,7 @@ def test_a_new_system_is_trained_saved_and_embedded_from(tmp_path):
     assert "RidgeModel: 96 cells" in repr(model)
 
 
-def test_a_module_without_an_objective_is_refused_when_it_is_made():
+def test_module_without_forward_raises_at_creation():
     class Forgotten(EmbeddingModule):
         pass
 
@@ -116,7 +116,7 @@ def with_other_names(self, x, y, e, *, ramp=1.0, generator=None):
 @pytest.mark.parametrize(
     ("forward", "named"), [(without_ramp, "'ramp'"), (without_default, "'ramp'"), (with_other_names, "'x'")]
 )
-def test_forward_with_other_arguments_is_refused_before_training(forward, named):
+def test_forward_with_other_arguments_raises_before_training(forward, named):
     model = make_partial(forward=forward)
     with pytest.raises(TypeError, match=rf"PartialModule.forward .*{named}.*ramp=1\.0, generator=None"):
         model.train(**QUICK)
@@ -132,7 +132,7 @@ def test_forward_with_other_arguments_is_refused_before_training(forward, named)
     ],
     ids=["LossOutput", "Tensor", "dict"],
 )
-def test_forward_that_returns_no_losses_is_told_what_to_return(returned):
+def test_forward_without_losses_raises_with_remedy(returned):
     def forward(self, inputs, y, e, *, ramp=1.0, generator=None):
         return returned(RidgeModule.forward(self, inputs, y, e))
 
@@ -144,7 +144,7 @@ def test_forward_that_returns_no_losses_is_told_what_to_return(returned):
 
 @pytest.mark.parametrize("forgets", ["init_params_", "module"])
 @pytest.mark.parametrize("call", [repr, lambda model: model.train(**QUICK), lambda model: model.save("model")])
-def test_constructor_that_forgets_an_attribute_is_told_so(forgets, call, tmp_path, monkeypatch):
+def test_constructor_without_required_attribute_raises_with_remedy(forgets, call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = make_partial(forgets=forgets)
     with pytest.raises(AttributeError, match=f"PartialModel has no '{forgets}': set it in the constructor"):
@@ -167,7 +167,7 @@ def alpha_of(seen: np.ndarray, kept: float) -> float:
     return w * full + (1 - w) * min(full, 0.005) * shown / (shown + 1)
 
 
-def test_alpha_follows_what_is_learned(tmp_path, monkeypatch):
+def test_auto_alpha_increases_with_supervised_information(tmp_path, monkeypatch):
     of_known, validate = [], AutoAlpha.validate
 
     def watched(self, new, known):
@@ -205,7 +205,7 @@ def test_alpha_follows_what_is_learned(tmp_path, monkeypatch):
     assert loaded.history["alpha"].iloc[-1, 0] == pytest.approx(last, rel=1e-3)
 
 
-def test_what_was_learned_by_heart_bears_no_invariance():
+def test_auto_alpha_overfitted_model_stays_small():
     """Labels that images do not show: training cells are told apart all the same, new ones are not."""
     noise = make_cells(160)
     noise.obs["gene"] = np.random.default_rng(0).permutation(noise.obs["gene"])
@@ -223,7 +223,7 @@ def test_what_was_learned_by_heart_bears_no_invariance():
 @pytest.mark.parametrize(
     "told", [[], [0.0, 0.0]], ids=["no validation batches", "validation batches whose labels say nothing"]
 )
-def test_alpha_is_not_weighed_by_cells_that_say_nothing(told):
+def test_auto_alpha_validate_ignores_uninformative_batches(told):
     alpha, some = scbd.model.AutoAlpha(), torch.tensor([0.1, 0.0, 0.1])
     for _ in range(50):
         alpha.observe(torch.tensor(0.5), torch.tensor(0.9), torch.tensor(0.0))
@@ -235,7 +235,7 @@ def test_alpha_is_not_weighed_by_cells_that_say_nothing(told):
     assert float(alpha.alpha) == pytest.approx(before / 4)
 
 
-def test_validation_has_no_say_before_anything_was_learned():
+def test_auto_alpha_validate_before_learning_changes_nothing():
     """A ratio of two numbers that are nearly zero says nothing."""
     alpha = scbd.model.AutoAlpha()
     alpha.validate(torch.tensor([0.001]), torch.tensor([0.019]))
@@ -255,7 +255,7 @@ def alpha_where(cells: np.ndarray, gene: np.ndarray, plate: np.ndarray, **kwargs
     return model
 
 
-def test_where_plates_do_the_same_to_all_genes_the_dose_is_small():
+def test_auto_alpha_equal_shift_of_all_labels_stays_small():
     rng = np.random.default_rng(0)
     gene, plate = rng.integers(8, size=4000), rng.integers(6, size=4000)
     cells = rng.normal(size=(4000, 16)) + 2 * rng.normal(size=(8, 16))[gene] + rng.normal(size=(6, 16))[plate]
@@ -267,7 +267,7 @@ def test_where_plates_do_the_same_to_all_genes_the_dose_is_small():
     assert float(rule_of(alpha_where(cells, gene, plate)).alpha) < 0.0005
 
 
-def test_where_plates_change_what_features_mean_the_dose_is_full():
+def test_auto_alpha_interaction_reaches_full_weight():
     """High is one gene on the first plate, and another on the second; what is the same on both is weak."""
     rng = np.random.default_rng(0)
     gene, plate = rng.integers(8, size=4000), rng.integers(2, size=4000)
@@ -331,7 +331,7 @@ def alpha_of_oracle(n_genes: int, cells_a_gene: int, of_new: float = 1.0, **kwar
     [(300, 10, "auto"), (500, 40, "auto"), (500, 40, None), (2000, 10, "auto"), (2000, 10, None)],
 )
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*treespec, LeafSpec")
-def test_all_is_kept_of_an_embedding_that_knows_no_cell_by_heart(n_genes, cells_a_gene, perturbations):
+def test_auto_alpha_without_overfitting_keeps_ratio_near_one(n_genes, cells_a_gene, perturbations):
     """However few cells validate: of 300 genes with 10 cells, one or two a gene."""
     rule = alpha_of_oracle(n_genes, cells_a_gene, perturbations_per_batch=perturbations)
     assert float(rule.kept) > 0.98
@@ -342,7 +342,7 @@ def test_all_is_kept_of_an_embedding_that_knows_no_cell_by_heart(n_genes, cells_
 
 
 @pytest.mark.parametrize("interrupted", [4, 5])
-def test_a_resumed_run_goes_on_with_the_alpha_it_found(tmp_path, interrupted):
+def test_auto_alpha_resumed_run_continues_with_saved_averages(tmp_path, interrupted):
     """Wherever it was interrupted: at a step with a validation, or between."""
     settings: dict[str, Any] = QUICK | {"lr": 1e-2, "checkpoint_dir": tmp_path, "validate_every": 2, "max_steps": 9}
     settings["batch_size"] = 48
@@ -364,7 +364,7 @@ def test_a_resumed_run_goes_on_with_the_alpha_it_found(tmp_path, interrupted):
         make_model(alpha=0.01).train(**settings | {"resume": True})
 
 
-def test_alpha_follows_what_is_learned_beside_a_decoder():
+def test_auto_alpha_is_adapted_in_joint_decoder_training():
     model = make_model(alpha="auto")
     model.train(**QUICK | {"lr": 3e-3, "max_steps": 15})
     auto = rule_of(model)

@@ -71,7 +71,7 @@ def embed(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:z_c has")
-def test_training_and_embedding_killed_at_random_moments(tmp_path):
+def test_train_and_embed_to_killed_at_random_moments_continue_to_equal_results(tmp_path):
     train(tmp_path, max_steps=10)
     killed, embedded = tmp_path / "killed", tmp_path / "killed" / "embedded"
     embedded.mkdir(parents=True)

@@ -47,7 +47,7 @@ QUESTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("new", [False, True], ids=["training cells", "other wells"])
-def test_what_needs_embeddings_alone_is_the_same(full, new, tmp_path):
+def test_minified_table_gives_equal_embeddings_and_pictures(full, new, tmp_path):
     cells = full.adata
     if new:
         cells = make_cells(60, seed=1)
@@ -74,7 +74,7 @@ NEEDS_INPUTS: dict[str, Any] = {
 }
 
 
-def test_what_needs_inputs_says_that_there_are_none(full):
+def test_minified_table_raises_where_inputs_are_needed(full):
     cells = full.adata
     full.minify_adata()
     assert full.minified_data_type is not None and "minified" in repr(full)
@@ -87,7 +87,7 @@ def test_what_needs_inputs_says_that_there_are_none(full):
     full.train(**QUICK)
 
 
-def test_other_models_say_what_their_pictures_and_labels_lack():
+def test_minified_table_of_other_models_raises_where_inputs_are_needed():
     cells = make_cells()
     VAEModel.setup_anndata(cells, "gene", "well")
     vae = VAEModel(cells)
@@ -105,7 +105,7 @@ def test_other_models_say_what_their_pictures_and_labels_lack():
         erm.predict()
 
 
-def test_features_are_left_out_wherever_they_were():
+def test_minify_adata_removes_features_from_any_location():
     wells = make_wells()
     wells.obsm["features"], wells.layers["raw"] = wells.X.copy(), wells.X
     places: list[dict[str, Any]] = [{"layer": "X"}, {"obsm_key": "features"}]
@@ -120,7 +120,7 @@ def test_features_are_left_out_wherever_they_were():
         np.testing.assert_array_equal(model.get_latent_representation(), z)
 
 
-def test_cells_are_known_to_be_those_of_the_training(full):
+def test_minified_table_of_training_cells_is_recognised(full):
     rows = full.train_indices
     small = minified(full)
     full.adata = small
@@ -130,7 +130,7 @@ def test_cells_are_known_to_be_those_of_the_training(full):
         _ = full.train_indices
 
 
-def test_embeddings_of_other_weights_are_refused(full):
+def test_minified_table_of_other_weights_raises(full):
     small = minified(full)
     full.train(**QUICK)
     with pytest.raises(ValueError, match="another model"):
@@ -140,7 +140,7 @@ def test_embeddings_of_other_weights_are_refused(full):
     assert full.minified_data_type is None
 
 
-def test_a_shared_model_answers_as_it_did_where_it_was_trained(full, tmp_path):
+def test_minified_model_loaded_elsewhere_gives_equal_results(full, tmp_path):
     """Saved with a card in one place, and loaded by name of the class from that folder alone."""
     pytest.importorskip("huggingface_hub", reason="scvi.hub needs huggingface_hub")
     import scvi.hub

@@ -37,7 +37,7 @@ def dimmed(model: SCBDModel, images: torch.Tensor, e: torch.Tensor) -> PreparedI
     return PreparedInputs(whole, within)
 
 
-def test_the_pair_as_style_target(cells):
+def test_style_target_ye_clusters_z_s_by_pairs(cells):
     model = make_model(cells, style_target="ye", n_latent=8, augment=False)
     images, y, e = (torch.randint(0, 255, (12, 2, 16, 16)).byte(), torch.arange(12) % 4, torch.arange(12) % 3)
     prepared = dimmed(model, images, e)
@@ -48,7 +48,7 @@ def test_the_pair_as_style_target(cells):
     torch.testing.assert_close(losses.parts["supervised_s"], expected)
 
 
-def test_labels_of_the_content_are_smoothed(cells):
+def test_smoothing_applies_to_loss_of_z_c_only(cells):
     model = make_model(cells, alpha=0, smoothing=0.5, augment=False)
     images, y, e = (torch.randint(0, 255, (12, 2, 16, 16)).byte(), torch.arange(12) % 4, torch.arange(12) % 3)
     prepared = dimmed(model, images, e)
@@ -67,7 +67,7 @@ def test_labels_of_the_content_are_smoothed(cells):
     )
 
 
-def test_invariance_as_variance_looks_at_every_stage(cells):
+def test_invariance_variance_uses_every_stage_of_encoder(cells):
     model = make_model(cells, alpha=0.5, smoothing=0, augment=False)
     images, y, e = (torch.randint(0, 255, (40, 2, 16, 16)).byte(), torch.arange(40) % 4, torch.arange(40) % 3)
     prepared = dimmed(model, images, e)
@@ -82,7 +82,7 @@ def test_invariance_as_variance_looks_at_every_stage(cells):
     assert np.isfinite(model.history["train_invariance_c"].to_numpy(dtype=float)).all()
 
 
-def test_sets_are_averaged_before_the_sphere(cells):
+def test_set_size_averages_projections_before_scaling(cells):
     """The supervised loss matches means of projections, with cells beside them; the statistic looks at cells."""
     model = make_model(cells, alpha=0.5, smoothing=0.1, set_size=3, style_target=None, augment=False)
     images, y, e = (torch.randint(0, 255, (36, 2, 16, 16)).byte(), torch.arange(36) % 4, torch.arange(36) % 3)
@@ -102,7 +102,7 @@ def test_sets_are_averaged_before_the_sphere(cells):
     assert 0 < model.health["ceiling"] < np.log(QUICK["batch_size"])
 
 
-def test_sets_go_with_each_form_of_invariance(cells):
+def test_set_size_contrastive_invariance_uses_single_cells(cells):
     how: dict[str, Any] = {"alpha": 0.5, "smoothing": 0, "style_target": None, "augment": False}
     model = make_model(cells, invariance="listing", set_size=3, **how)
     images, y, e = (torch.randint(0, 255, (36, 2, 16, 16)).byte(), torch.arange(36) % 4, torch.arange(36) % 3)
@@ -112,7 +112,7 @@ def test_sets_go_with_each_form_of_invariance(cells):
     torch.testing.assert_close(model.module(images, y, e).parts["invariance_c"], expected)
 
 
-def test_the_two_losses_on_z_c_share_one_pass(monkeypatch):
+def test_losses_of_z_c_share_softmax_denominators(monkeypatch):
     calls = []
 
     def counted(*args):
@@ -129,7 +129,7 @@ def test_the_two_losses_on_z_c_share_one_pass(monkeypatch):
     ("how", "n"),
     [({}, 3), ({"style_target": "ye"}, 3), ({"invariance": "listing", "alpha": 1.0, "style_target": None}, 2)],
 )
-def test_who_shares_a_label_is_counted_once_a_step(cells, monkeypatch, how, n):
+def test_losses_count_labels_once_per_step(cells, monkeypatch, how, n):
     """Of y, of e and of their pair: a GPU has to finish all it was given before it counts."""
     module = make_model(cells, **how).module
     images, y, e = (torch.randint(0, 255, (12, 2, 16, 16)).byte(), torch.arange(12) % 4, torch.arange(12) % 3)
@@ -162,12 +162,12 @@ def test_who_shares_a_label_is_counted_once_a_step(cells, monkeypatch, how, n):
         ({"encoder": "vgg"}, "There is no encoder 'vgg'"),
     ],
 )
-def test_bad_model_settings(kwargs, said):
+def test_module_invalid_settings_raise(kwargs, said):
     with pytest.raises(ValueError, match=said):
         make_model(**kwargs)
 
 
-def test_a_single_block_has_no_style_and_half_the_parameters(cells):
+def test_style_target_none_has_no_z_s_and_half_the_parameters(cells):
     single, double = make_model(cells, style_target=None), make_model(cells)
     n_single, n_double = (sum(p.numel() for p in m.module.parameters()) for m in (single, double))
     assert 2 * n_single == n_double
@@ -178,7 +178,7 @@ def test_a_single_block_has_no_style_and_half_the_parameters(cells):
         single.get_latent_representation(block="s")
 
 
-def test_what_is_known_of_labels_is_asked_wherever_the_labels_lie(cells):
+def test_label_codes_are_used_on_device_of_labels(cells):
     """The health of a model on a GPU is measured on labels that never left the processor."""
     module = make_model(cells).module
     with FakeTensorMode():

@@ -20,7 +20,7 @@ from scbd.model._plan import OnlineHead
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
 
-def test_alpha_warms_up():
+def test_ramp_rises_linearly_over_warmup_steps():
     model = make_model(alpha=100.0, smoothing=0)
     model.train(**QUICK | {"max_steps": 4}, validate_every=1, plan_kwargs={"n_steps_alpha_warmup": 2})
     h = {name: frame.iloc[:, 0].astype(float) for name, frame in model.history.items()}
@@ -28,7 +28,7 @@ def test_alpha_warms_up():
     np.testing.assert_allclose(weight, [0, 50, 100, 100], atol=1e-2)
 
 
-def test_mixed_precision_trains_with_losses_in_float32():
+def test_train_mixed_precision_computes_losses_in_float32():
     model = make_model()
     model.train(**QUICK | {"precision": "bf16-mixed"})
     assert model.training_settings_["precision"] == "bf16-mixed"
@@ -36,7 +36,7 @@ def test_mixed_precision_trains_with_losses_in_float32():
     assert np.isfinite(model.history["train_loss"].to_numpy(dtype=float)).all()
 
 
-def test_fused_optimiser_gives_way_to_clipped_gradients():
+def test_train_clipped_gradients_use_unfused_optimiser():
     """Lightning refuses to clip the gradients of a fused optimiser under mixed precision."""
     model = make_model()
     mixed = QUICK | {"precision": "bf16-mixed"}
@@ -69,7 +69,7 @@ class Watched(torch.nn.Module):
 
 
 @pytest.mark.parametrize("accumulated", [1, 2, 3])
-def test_every_batch_of_a_run_is_another_one_and_turned_in_another_way(accumulated):
+def test_train_augments_each_batch_with_its_own_seed(accumulated):
     """Those whose gradients are accumulated too; one a step is drawn as it always was."""
     model = make_model(augment=True)
     watched: Any = Watched(model.module.preprocess)
@@ -94,7 +94,7 @@ class Rates(Callback):
         self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])
 
 
-def test_rates_fall_along_half_a_cosine_in_each_run(tmp_path):
+def test_lr_decays_along_half_a_cosine_in_each_run(tmp_path):
     """As far as they had come, in a run that is resumed."""
     model, rates = make_model(), Rates()
     expected = 1e-4 * (1 + np.cos(np.pi * np.arange(6) / 6)) / 2
@@ -120,7 +120,7 @@ def moved(before, after):
     return {name for name in before if not torch.equal(before[name], after[name])}
 
 
-def test_frozen_encoders_stay_as_they_are_statistics_included():
+def test_encoder_lr_zero_keeps_weights_and_statistics_of_encoders():
     model = make_model()
     before = weights(model)
     model.train(**QUICK | {"plan_kwargs": {"encoder_lr": 0}})
@@ -132,7 +132,7 @@ def test_frozen_encoders_stay_as_they_are_statistics_included():
     assert any(".encoder." in name for name in moved(before, weights(model)))
 
 
-def test_what_was_frozen_in_an_encoder_of_ones_own_stays_so():
+def test_encoder_lr_keeps_frozen_parameters_of_custom_encoder():
     """Before, between and after runs with frozen encoders."""
     network = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.Conv2d(4, 4, 3), torch.nn.Flatten())
     network[0].requires_grad_(False)
@@ -145,7 +145,7 @@ def test_what_was_frozen_in_an_encoder_of_ones_own_stays_so():
         assert any(".encoder.1." in name for name in changed) == moves
 
 
-def test_encoders_learn_at_a_rate_of_their_own():
+def test_encoder_lr_applies_to_encoders_only():
     """The first step of AdamW moves a weight by its rate, whatever its gradient."""
     cells = make_cells()
     one = QUICK | {"max_steps": 1, "weight_decay": 0.0, "lr": 1e-2}
@@ -163,7 +163,7 @@ def test_encoders_learn_at_a_rate_of_their_own():
     assert distances[None, "projection.0.weight"] == distances[1e-4, "projection.0.weight"]
 
 
-def test_a_rate_of_encoders_that_cannot_be_gets_a_sentence():
+def test_encoder_lr_unsuitable_raises():
     cells = make_cells()
     with pytest.raises(ValueError, match="encoder_lr"):
         make_model(cells).train(**QUICK | {"plan_kwargs": {"encoder_lr": -1}})
@@ -204,7 +204,7 @@ class Seen(Callback):
 
 
 @pytest.mark.parametrize("settings", [{}, {"invariance": "listing", "alpha": 1.0, "smoothing": 0}])
-def test_it_learns_from_each_batch_as_the_encoder_embedded_it_before_its_step(settings):
+def test_online_head_learns_from_r_c_before_step_of_encoder(settings):
     model = make_model(**settings, augment=False)
     seen = Seen(model)
     how = QUICK | {"seed": 3, "lr": 0.01, "weight_decay": 0.2}
@@ -233,7 +233,7 @@ def test_it_learns_from_each_batch_as_the_encoder_embedded_it_before_its_step(se
         (IVAEModel, {}, {}),
     ],
 )
-def test_it_changes_nothing_of_the_encoders(model_class, network, how):
+def test_online_head_does_not_change_encoders(model_class, network, how):
     found = []
     for online_head in (False, True):
         torch.manual_seed(0)
@@ -249,7 +249,7 @@ def test_it_changes_nothing_of_the_encoders(model_class, network, how):
     assert losses.equals(same_losses)
 
 
-def test_it_is_saved_predicts_and_goes_on(tmp_path):
+def test_online_head_is_saved_predicts_and_continues(tmp_path):
     model = make_model()
     model.train(**LONGER | {"max_steps": 60, "lr": 1e-3}, online_head=True)
     genes = model.adata.obs["gene"].to_numpy()
@@ -273,7 +273,7 @@ def test_it_is_saved_predicts_and_goes_on(tmp_path):
         loaded.predict()
 
 
-def test_labels_that_are_new_leave_it_what_it_knows():
+def test_online_head_new_labels_keep_earlier_weights():
     model = make_model()
     model.train(**QUICK, online_head=True)
     before = model.online_head_
@@ -286,7 +286,7 @@ def test_labels_that_are_new_leave_it_what_it_knows():
         np.testing.assert_allclose(values[:4], before[name], atol=1e-4)
 
 
-def test_features_that_are_no_numbers_teach_it_nothing():
+def test_online_head_non_finite_r_c_is_skipped():
     model = make_model()
     head = OnlineHead(model.module.network("c"), 4, lr=0.1, weight_decay=0.0, seed=0)
     before = head.linear.weight.clone()
@@ -297,7 +297,7 @@ def test_features_that_are_no_numbers_teach_it_nothing():
     assert torch.equal(head.linear.weight, before)
 
 
-def test_a_classifier_has_a_head_already():
+def test_online_head_of_classifier_is_not_created():
     cells = make_cells()
     ERMModel.setup_anndata(cells, y_key="gene", e_key="well")
     model = ERMModel(cells, encoder="small")

@@ -51,7 +51,7 @@ def of_wells(wells: AnnData | None = None, setup: dict[str, Any] = WELLS, **kwar
     return SCBDModel(wells, **kwargs)
 
 
-def test_the_five_lines(trained):
+def test_scbd_model_five_lines_train_and_embed(trained):
     z_c, z_s = trained.get_latent_representation(), trained.get_latent_representation(block="s")
     assert z_c.shape == z_s.shape == (96, 6)
     assert z_c.dtype == np.float32
@@ -65,7 +65,7 @@ def test_the_five_lines(trained):
     assert trained.get_latent_representation(representation="intermediate").shape == (96, 256)
 
 
-def test_training_learns_both_blocks():
+def test_train_z_c_predicts_perturbation_and_z_s_environment():
     cells = make_cells(200)
     model = make_model(cells, alpha=0.0)
     model.train(**QUICK | {"max_steps": 60, "lr": 2e-3, "batch_size": 100})
@@ -84,7 +84,7 @@ def test_training_learns_both_blocks():
         ("depth", "'depth'"),
     ],
 )
-def test_arguments_that_there_are_not_are_named(given, named):
+def test_scbd_model_unknown_arguments_raise(given, named):
     with pytest.raises(TypeError, match=named):
         make(None, None, **{given: 1})
 
@@ -111,7 +111,7 @@ def told_of_environments(model: SCBDModel, codes: torch.Tensor) -> PreparedInput
     return PreparedInputs(whole, scaling(whole, codes))
 
 
-def test_z_c_is_to_know_no_environment_and_z_s_to_tell_all():
+def test_separate_columns_losses_are_computed_per_column():
     """Each column by itself."""
     model = make(None, {"e_key": ["plate", "row"]}, alpha=0.5, smoothing=0, augment=False)
     labels = columns_of(model, E)
@@ -127,7 +127,7 @@ def test_z_c_is_to_know_no_environment_and_z_s_to_tell_all():
     torch.testing.assert_close(losses.loss, supervised + 0.5 * expected)
 
 
-def test_contrastive_forms_are_the_mean_over_columns():
+def test_separate_columns_contrastive_invariance_is_mean_over_columns():
     how: dict[str, Any] = {"alpha": 1.0, "invariance": "listing", "style_target": "ye", "augment": False}
     model = make(None, {"e_key": ["plate", "row"]}, **how)
     labels = columns_of(model, E)
@@ -141,7 +141,7 @@ def test_contrastive_forms_are_the_mean_over_columns():
     torch.testing.assert_close(losses.parts["supervised_s"], of_pairs)
 
 
-def test_crossed_columns_are_as_one_column_of_their_pairs():
+def test_crossed_columns_equal_single_column_of_pairs():
     cells = cells_in_plates()
     cells.obs["both"] = cells.obs["plate"].astype(str) + " × " + cells.obs["row"]
     several = {"e_key": ["plate", "row"]}
@@ -154,7 +154,7 @@ def test_crossed_columns_are_as_one_column_of_their_pairs():
     assert "side by side: 2 of plate, 2 of row" in repr(apart)
 
 
-def test_what_columns_are_is_saved_and_new_environments_are_learned_from(tmp_path):
+def test_separate_columns_are_saved_and_new_environments_are_added(tmp_path):
     for e_columns in ("side_by_side", "crossed"):
         make(None, {"e_key": ["plate", "row"], "e_columns": e_columns}).save(tmp_path / e_columns)
     crossed, apart = (SCBDModel.load(tmp_path / name, cells_in_plates()) for name in ("crossed", "side_by_side"))
@@ -166,7 +166,7 @@ def test_what_columns_are_is_saved_and_new_environments_are_learned_from(tmp_pat
     assert apart.module.covariates.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [1, 2]]
 
 
-def test_a_run_is_resumed_with_the_environments_it_was_begun_with(tmp_path):
+def test_resume_with_other_e_columns_raises(tmp_path):
     setup = {"e_key": ["plate", "row"]}
     how: dict[str, Any] = QUICK | {"checkpoint_dir": tmp_path, "plan_kwargs": {"lr_decay": False}}
     make(None, setup).train(**how)
@@ -186,7 +186,7 @@ def on_new_plates(wells: AnnData, setup: dict[str, Any], alpha: float, **setting
 
 
 @pytest.mark.filterwarnings("ignore:y and e are confounded")
-def test_plate_and_position_are_both_forgotten_on_plates_that_nobody_saw():
+def test_separate_columns_remove_plate_and_position_on_new_plates():
     """One compound a well, in a layout of its own a plate. To forget the plate alone leaves the position."""
     how: dict[str, Any] = {"one_layout": False, "n_features": 48, "effect_size": 1.0, "well_effect": 0.0}
     wells = simulated_profiles(64, 32, position_effect=2.5, **how)
@@ -221,7 +221,7 @@ def columns_that_differ(shape: str) -> AnnData:
 
 
 @pytest.mark.parametrize("shape", ["gradient", "edges and middle"])
-def test_a_gradient_over_columns_is_forgotten_on_plates_that_nobody_saw(shape):
+def test_levels_of_number_in_e_key_remove_gradient_on_new_plates(shape):
     """By the recipe for a number: five levels as environments. To forget the plate alone leaves the gradient."""
     wells = columns_that_differ(shape)
     wells.obs["column_bin"] = pd.qcut(wells.obs["column"], 5).astype(str)
@@ -244,7 +244,7 @@ def determination(z_c: np.ndarray, obs: pd.DataFrame) -> float:
     return float(1 - np.var(place[half:] - apart[half:] @ fit) / np.var(place[half:]))
 
 
-def test_a_linear_encoder_begins_as_the_map_it_starts_from():
+def test_linear_encoder_starts_as_identity_of_transformed_features():
     model = of_wells()
     model.train(**WHOLE | {"max_steps": 1, "lr": 0.0})
     r = model.get_latent_representation(representation="intermediate")
@@ -264,7 +264,7 @@ def test_a_linear_encoder_begins_as_the_map_it_starts_from():
     assert share(z_s) > 2 * share(z_c)  # which starts from environments
 
 
-def test_a_feature_that_controls_do_not_vary_in_is_trained_on():
+def test_train_feature_constant_among_controls_succeeds():
     wells = make_wells()
     controls = (wells.obs["compound"] == "DMSO").to_numpy()
     wells.X[controls, 3] = 0  # foci that only treated cells have
@@ -279,7 +279,7 @@ def test_a_feature_that_controls_do_not_vary_in_is_trained_on():
 @pytest.mark.parametrize("encoder", ["linear", "mlp", torch.nn.Linear(10, 5)], ids=["linear", "mlp", "module"])
 @pytest.mark.parametrize("whitening", ["auto", "within", "controls", "lda", "plda", None])
 @pytest.mark.filterwarnings("ignore:position_key is not used")
-def test_encoders_and_whitenings(encoder, whitening):
+def test_train_any_encoder_and_whitening_succeeds(encoder, whitening):
     model = of_wells(encoder=encoder, whitening=whitening)
     model.train(**WHOLE | {"max_steps": 2})
     assert np.isfinite(model.get_latent_representation()).all()
@@ -287,7 +287,7 @@ def test_encoders_and_whitenings(encoder, whitening):
     assert getattr(model.module.content.transform, "kind", None) == kind
 
 
-def test_plates_that_were_standardised_one_by_one_are_trained_on():
+def test_train_features_without_plate_differences_keeps_rank_of_z_s():
     """Their means are the same, and the encoder of z_s has no difference of plates to start from."""
     wells = make_wells()
     wells.layers["standardized"] = standardize_by_environment(wells.X, wells.obs["plate"])
@@ -297,7 +297,7 @@ def test_plates_that_were_standardised_one_by_one_are_trained_on():
     assert np.isfinite(z_s).all() and np.linalg.matrix_rank(z_s) > 3
 
 
-def test_learns_compounds_and_not_plates():
+def test_train_features_z_c_predicts_compounds_and_not_plates():
     wells = make_wells(n_compounds=20, n_plates=6, n_features=20)
     model = of_wells(wells)
     with warnings.catch_warnings():
@@ -319,7 +319,7 @@ def test_learns_compounds_and_not_plates():
     assert found_compound > 0.85 > raw_compound and found_plate < 0.5 < raw_plate
 
 
-def test_memory_mapped_features_give_the_same(tmp_path):
+def test_train_memory_mapped_features_gives_equal_model(tmp_path):
     wells = make_wells()
     model = of_wells(wells)
     model.train(**WHOLE)
@@ -331,7 +331,7 @@ def test_memory_mapped_features_give_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("validation_size", [None, 0.25])
-def test_a_linear_encoder_trains_on_all_cells_and_validates_when_asked_to(validation_size):
+def test_linear_encoder_validates_only_if_requested(validation_size):
     model = of_wells()
     model.train(**QUICK | {"max_steps": 1, "validation_size": validation_size})
     held = len(model.validation_indices)
@@ -350,14 +350,14 @@ def cells_of_genes(n_genes: int):
     ("n_genes", "settings", "size"),
     [(29, {}, 1), (30, {}, 4), (30, {"set_size": 2}, 2)],
 )
-def test_cells_of_many_perturbations_are_matched_in_sets(n_genes, settings, size):
+def test_set_size_auto_many_perturbations_uses_sets(n_genes, settings, size):
     cells = cells_of_genes(n_genes)
     SCBDModel.setup_anndata(cells, y_key="gene", e_key="well")
     assert SCBDModel(cells, encoder="small", **settings).module.set_size == size
 
 
 @pytest.mark.parametrize(("encoder", "size"), [("linear", 1), ("mlp", 4)])
-def test_a_linear_map_matches_rows_one_by_one(encoder, size):
+def test_set_size_auto_linear_encoder_uses_single_cells(encoder, size):
     cells = cells_of_genes(30)
     cells.obsm["X"] = cells.obsm.pop("single_cell_images")[:, 0, :2].reshape(cells.n_obs, -1).astype("float32")
     SCBDModel.setup_anndata(cells, y_key="gene", e_key="well", obsm_key="X")

@@ -42,14 +42,14 @@ def of_wells(wells: Any = None, keys: dict[str, Any] | None = None, **settings: 
     return SCBDModel(wells, **settings)
 
 
-def test_nothing_is_changed_but_uns(cells):
+def test_setup_changes_only_uns(cells):
     obs, obsm = cells.obs.copy(), list(cells.obsm)
     make_model(cells)
     pd.testing.assert_frame_equal(cells.obs, obs)
     assert list(cells.obsm) == obsm
 
 
-def test_what_was_set_up_can_be_viewed(capsys, tmp_path):
+def test_view_anndata_setup_prints_registered_fields(capsys, tmp_path):
     model = make(SCBDModel, e_key=["plate", "well"])
     model.view_anndata_setup()
     assert "plate × well" in capsys.readouterr().out
@@ -58,7 +58,7 @@ def test_what_was_set_up_can_be_viewed(capsys, tmp_path):
         SCBDModel.load(str(tmp_path / "model")).view_anndata_setup()
 
 
-def test_the_registry_returns_codes_and_of_a_cross_the_cross():
+def test_get_from_registry_returns_codes_of_labels_and_combinations():
     model = make(SCBDModel, e_key=["plate", "well"])
     found, categories = model.adata_manager.get_from_registry("e"), model._registered("e")["categories"]
     assert found.shape == (96, 1) and found.dtype == np.int64
@@ -102,7 +102,7 @@ def loaded_and_attached(model, path):
 
 @pytest.mark.parametrize("change", [reordered, cut_in_place, attached, loaded, loaded_and_attached])
 @pytest.mark.parametrize("kind", [SCBDModel, DANNModel])
-def test_codes_follow_the_registry(kind, change, tmp_path):
+def test_codes_keep_order_of_registry(kind, change, tmp_path):
     model = make(kind)
     registered = {key: list(model._registered(key)["categories"]) for key in ("y", "e")}
     model = change(model, str(tmp_path / "model"))
@@ -114,7 +114,7 @@ def test_codes_follow_the_registry(kind, change, tmp_path):
 
 @pytest.mark.parametrize("column", ["gene", "well"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_new_labels_are_embedded_and_learned_or_named(kind, column, tmp_path):
+def test_new_labels_are_embedded_and_registered_or_raise(kind, column, tmp_path):
     model = make(kind)
     model.train(**QUICK | {"max_steps": 2})
     model.save(str(tmp_path / "model"))
@@ -136,7 +136,7 @@ def test_new_labels_are_embedded_and_learned_or_named(kind, column, tmp_path):
     np.testing.assert_array_equal(embedded, again.get_latent_representation(new))
 
 
-def test_attaching_other_cells_keeps_the_model_its_own():
+def test_attach_other_cells_keeps_registry_of_model():
     model = make(ERMModel)
     model.train(**QUICK)
     training, new = model.adata, make_cells(30, seed=1)
@@ -150,7 +150,7 @@ def test_attaching_other_cells_keeps_the_model_its_own():
     assert model.predict().shape == (96,) and len(model.train_indices)
 
 
-def test_cells_without_labels_or_with_some_can_be_attached_but_not_trained_on(tmp_path):
+def test_attach_cells_without_labels_allows_embedding_but_not_training(tmp_path):
     model = make(SCBDModel)
     new = make_cells(20, seed=1)
     new.obs["gene"] = new.obs["gene"].where(np.arange(20) < 15)
@@ -165,7 +165,7 @@ def test_cells_without_labels_or_with_some_can_be_attached_but_not_trained_on(tm
     assert model.adata is new
 
 
-def test_new_tables_may_have_other_features_beside_and_another_order():
+def test_new_table_features_are_matched_by_name():
     model = of_wells()
     model.train(**QUICK | {"train_size": 1.0})
     new = make_wells(seed=1)
@@ -180,7 +180,7 @@ def test_new_tables_may_have_other_features_beside_and_another_order():
         model.adata = new
 
 
-def test_inputs_are_found_where_they_are():
+def test_setup_finds_location_of_inputs():
     cells = make_cells()
     cells.X = np.random.default_rng(0).normal(size=(96, 2)).astype(np.float32)
     make(SCBDModel, cells)
@@ -200,7 +200,7 @@ def test_inputs_are_found_where_they_are():
 
 
 @pytest.mark.parametrize("e_key", ["gene", ["well", "gene"]], ids=str)
-def test_what_is_to_be_known_is_not_to_be_hidden(e_key):
+def test_setup_column_as_y_key_and_e_key_raises(e_key):
     with pytest.raises(ValueError, match="'gene' is named as y_key and as e_key, and z_c cannot carry"):
         SCBDModel.setup_anndata(make_cells(), y_key="gene", e_key=e_key)
 
@@ -215,7 +215,7 @@ def test_what_is_to_be_known_is_not_to_be_hidden(e_key):
         *((True, {name: value}) for name, value in (("clip", 5.0), ("whitening", "plda"), ("encoder", "linear"))),
     ],
 )
-def test_settings_of_the_other_kind_of_inputs_are_refused(of_images, settings):
+def test_constructor_settings_of_other_input_kind_raise(of_images, settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         make_model(**settings) if of_images else of_wells(**settings)
 
@@ -223,13 +223,13 @@ def test_settings_of_the_other_kind_of_inputs_are_refused(of_images, settings):
 @pytest.mark.parametrize(
     "settings", [{"encoder": "mlp", "whitening": None}, {"whitening": "controls"}, {"whitening": None}]
 )
-def test_positions_that_nobody_looks_at_are_told(settings):
+def test_constructor_unused_position_key_warns(settings):
     with pytest.warns(UserWarning, match="position_key is not used"):
         of_wells(keys={"control": "DMSO", "position_key": "well"}, **settings)
 
 
 @pytest.mark.parametrize("accelerated", [True, False])
-def test_a_model_stays_what_suited_the_machine_it_was_made_on(accelerated, monkeypatch, tmp_path):
+def test_encoder_auto_keeps_choice_of_setup_machine(accelerated, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: accelerated)
     model = make_model(encoder="auto", style_target=None)
     model.is_trained_ = True
@@ -242,7 +242,7 @@ def test_a_model_stays_what_suited_the_machine_it_was_made_on(accelerated, monke
 
 
 @pytest.mark.parametrize(("n_rows", "encoder"), [(99, "linear"), (100, "mlp")])
-def test_a_network_needs_rows_to_learn_from(n_rows, encoder):
+def test_encoder_auto_features_depends_on_rows_per_feature(n_rows, encoder):
     model = of_wells()  # of ten features
     model._registered_inputs["n_rows"] = n_rows
     assert model._encoder("auto") == encoder and model._encoder("linear") == "linear"
@@ -258,11 +258,11 @@ def test_a_network_needs_rows_to_learn_from(n_rows, encoder):
         (310, {"whitening": None}, 310),
     ],
 )
-def test_a_linear_embedding_has_the_dimensions_that_come_in(n_features, settings, expected):
+def test_n_latent_linear_encoder_equals_input_dimension(n_features, settings, expected):
     assert of_wells(make_wells(n_features=n_features), **settings).module.content.n_latent == expected
 
 
 @pytest.mark.parametrize("settings", [{"n_latent": 3, "whitening": None}, {"n_latent": 11}])
-def test_more_dimensions_than_come_in_are_refused(settings):
+def test_n_latent_above_input_dimension_raises(settings):
     with pytest.raises(ValueError, match="n_latent"):
         of_wells(**settings)

@@ -27,7 +27,7 @@ from scbd import SCBDModel
 from scbd.baselines import ERMModel, FishModel, VAEModel
 from scbd.data import ArraySource, ImageDataModule, Split, open_screen, write_screen
 from scbd.model import TrainingDiverged
-from scbd.model._checkpoints import find_checkpoint
+from scbd.model._callbacks import find_checkpoint
 from scbd.model._train import default_validation_interval
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
@@ -88,7 +88,7 @@ def finite(model: Any) -> bool:
 # ---- what is trained on
 
 
-def test_training_twice_is_the_same_and_comes_from_training_cells_alone():
+def test_train_same_seed_gives_equal_model_from_training_cells_only():
     split, runs = Split(train=np.arange(60), validation=np.arange(60, 96)), []
     for other in (False, False, True):
         cells = make_cells()
@@ -101,7 +101,7 @@ def test_training_twice_is_the_same_and_comes_from_training_cells_alone():
     assert_same(*runs[1:])
 
 
-def test_split_indices_are_disjoint_and_stratified(trained):
+def test_train_split_is_disjoint_and_stratified(trained):
     train, validation, test = trained.train_indices, trained.validation_indices, trained.test_indices
     assert sorted(np.concatenate([train, validation, test])) == list(range(96))
     assert 80 <= len(train) <= 92
@@ -109,7 +109,7 @@ def test_split_indices_are_disjoint_and_stratified(trained):
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_a_second_run_sees_the_batches_that_come_next(accumulated):
+def test_train_second_run_draws_next_batches(accumulated):
     whole, halves = Batches(), Batches()
     how: dict[str, Any] = QUICK | {"accumulate_grad_batches": accumulated}
     make_model().train(**how | {"max_steps": 8}, callbacks=whole)
@@ -126,7 +126,7 @@ def test_a_second_run_sees_the_batches_that_come_next(accumulated):
     assert model.history["train_loss"].index[-1] == model.training_settings_["steps"] == 8
 
 
-def test_a_second_run_turns_its_images_another_way(monkeypatch):
+def test_train_second_run_augments_differently(monkeypatch):
     seeds: list[int] = []
 
     class Noted(torch.Generator):
@@ -141,7 +141,7 @@ def test_a_second_run_turns_its_images_another_way(monkeypatch):
     assert [s for s in seeds if s >= 3_000_009] == [3_000_009 + step for step in range(4)]
 
 
-def test_a_second_run_keeps_the_split_of_the_first():
+def test_train_second_run_keeps_split():
     model = make_model()
     model.train(**QUICK, seed=0)
     first = Split(model.train_indices, model.validation_indices)
@@ -155,7 +155,7 @@ def test_a_second_run_keeps_the_split_of_the_first():
     assert len(model.train_indices) == 96
 
 
-def test_other_cells_get_a_split_of_their_own():
+def test_train_other_cells_draws_new_split():
     model = make_model()
     model.train(**QUICK)
     model.adata = make_cells(60, seed=4)
@@ -164,7 +164,7 @@ def test_other_cells_get_a_split_of_their_own():
     assert len(model.train_indices) + len(model.validation_indices) == 60
 
 
-def test_the_seed_is_that_of_scvi_tools(monkeypatch):
+def test_train_seed_defaults_to_scvi_settings(monkeypatch):
     monkeypatch.setattr(scvi.settings, "_seed", 0)  # and set back
     splits = []
     for seed in (None, 5):
@@ -177,14 +177,14 @@ def test_the_seed_is_that_of_scvi_tools(monkeypatch):
 
 
 @pytest.mark.parametrize(("accumulated", "steps"), [(1, 6), (2, 3)])
-def test_epochs_are_passes_over_the_cells(accumulated, steps):
+def test_max_epochs_counts_passes_over_training_cells(accumulated, steps):
     model = make_model(make_cells(60))
     how: dict[str, Any] = QUICK | {"max_steps": None, "max_epochs": 3, "batch_size": 20}
     model.train(**how, accumulate_grad_batches=accumulated)
     assert model.trainer.global_step == steps
 
 
-def test_cells_on_disk_train_like_those_in_memory(tmp_path):
+def test_train_cells_on_disk_equals_cells_in_memory(tmp_path):
     on_disk = write_screen(tmp_path / "cells.zarr", make_cells(), y_key="gene")
     found = []
     for table in (on_disk.to_memory(), on_disk):
@@ -194,7 +194,7 @@ def test_cells_on_disk_train_like_those_in_memory(tmp_path):
     assert_same(*found)
 
 
-def test_images_on_the_device_change_nothing_but_where_they_are(tmp_path):
+def test_train_preload_device_gives_equal_model(tmp_path):
     make_cells().write_h5ad(tmp_path / "cells.h5ad")
     found = []
     for preload in (None, "device"):
@@ -207,14 +207,14 @@ def test_images_on_the_device_change_nothing_but_where_they_are(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float16", "float32"])
-def test_all_image_types_train(dtype):
+def test_train_any_image_dtype_succeeds(dtype):
     model = make_model(make_cells(dtype=dtype), image_size=12)
     model.train(**QUICK | {"max_steps": 2})
     assert np.isfinite(model.get_latent_representation()).all()
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, on the way to its compiler
-def test_compiling_keeps_names_and_numbers(tmp_path):
+def test_train_compiled_encoder_gives_equal_model(tmp_path):
     found = []
     # what compiled code computes is torch's affair, and a compiler not always there
     with torch.compiler.set_stance("force_eager"):
@@ -240,7 +240,7 @@ def test_compiling_keeps_names_and_numbers(tmp_path):
         (0, 24, 400, 20),
     ],
 )
-def test_validation_takes_a_tenth_of_the_time_at_most(cells, n_validation, batch_size, max_steps, every):
+def test_default_validation_interval_limits_time_of_validation(cells, n_validation, batch_size, max_steps, every):
     split = Split(train=np.arange(48), validation=np.arange(48, 48 + n_validation))
     labels = np.zeros(96, dtype=int)
     source = ArraySource(cells.obsm["single_cell_images"])
@@ -264,14 +264,14 @@ def test_validation_takes_a_tenth_of_the_time_at_most(cells, n_validation, batch
         ({"validate_every": 9, "reload_dataloaders_every_n_epochs": 1}, [9, 18]),
     ],
 )
-def test_validation_happens_when_lightnings_arguments_ask_for_it(given, expected):
+def test_validation_interval_of_lightning_is_converted_to_steps(given, expected):
     """In passes over the training cells (3 batches), although a run is one epoch of Lightning."""
     model = make_model()
     model.train(**QUICK | {"max_steps": None, "max_epochs": 6} | given)
     assert model.history["validation_loss"].index.tolist() == expected
 
 
-def test_run_without_validation_keeps_checkpoints(tmp_path):
+def test_train_without_validation_writes_checkpoints(tmp_path):
     model = make_model()
     model.train(**QUICK, limit_val_batches=0, validate_every=2, checkpoint_dir=tmp_path)
     assert "validation_loss" not in model.history
@@ -334,7 +334,7 @@ def test_run_without_validation_keeps_checkpoints(tmp_path):
         ({"strategy": "ddp_spawn", "devices": 2}, "ddp_spawn"),
     ],
 )
-def test_what_cannot_be_is_said_before_any_work(tmp_path, how, said):
+def test_train_invalid_settings_raise_before_training(tmp_path, how, said):
     model = make_model()
     before = weights(model)
     with pytest.raises((TypeError, ValueError, KeyError), match=said):
@@ -344,13 +344,13 @@ def test_what_cannot_be_is_said_before_any_work(tmp_path, how, said):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_length_of_a_run_has_a_name():
+def test_train_positional_length_raises():
     """The first argument of scvi-tools' train is max_epochs: a copied line would train for steps in place of epochs."""
     with pytest.raises(TypeError, match="positional argument"):
         make_model().train(400)  # type: ignore[call-arg]
 
 
-def test_a_decoder_has_defaults_of_its_own(monkeypatch):
+def test_train_decoder_uses_own_defaults(monkeypatch):
     model, seen = make_model(), []
 
     def noted(objective, settings, *, contrastive):
@@ -368,7 +368,7 @@ def test_a_decoder_has_defaults_of_its_own(monkeypatch):
 # ---- beside Lightning and scvi-tools
 
 
-def test_loggers_and_callbacks_come_beside_ours(tmp_path):
+def test_train_keeps_loggers_and_callbacks_of_user(tmp_path):
     theirs = ModelCheckpoint(tmp_path / "theirs", monitor="validation_loss")
     model = make_model()
     model.train(
@@ -385,7 +385,7 @@ def test_loggers_and_callbacks_come_beside_ours(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*was not fully:UserWarning")
-def test_scvi_tools_saves_models_on_the_way(tmp_path):
+def test_save_checkpoint_of_scvi_tools_saves_models_during_training(tmp_path):
     saving = SaveCheckpoint(str(tmp_path), filename="best", monitor="validation_loss")
     model = make_model()
     model.train(**QUICK, validate_every=3, callbacks=[saving])
@@ -395,7 +395,7 @@ def test_scvi_tools_saves_models_on_the_way(tmp_path):
     assert "SCBDModel" in repr(saved)
 
 
-def test_what_is_saved_on_the_way_says_nothing_of_the_run_before(tmp_path):
+def test_model_saved_during_training_has_no_earlier_results(tmp_path):
     """It was found of other weights, and stays where a run makes no step."""
 
     class Save(Callback):
@@ -417,20 +417,20 @@ def test_what_is_saved_on_the_way_says_nothing_of_the_run_before(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*fast_dev_run.*")
-def test_a_dry_run(tmp_path):
+def test_train_fast_dev_run_succeeds(tmp_path):
     model = make_model()
     model.train(**QUICK, fast_dev_run=True, checkpoint_dir=tmp_path / "run", load_best=True)
     assert model.training_settings_["steps"] == 1
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
-def test_a_bar_shows_steps_and_losses(capsys):
+def test_progress_bar_shows_steps_and_losses(capsys):
     make_model().train(**QUICK | {"enable_progress_bar": True})
     shown = capsys.readouterr()
     assert "6/6" in shown.out + shown.err and "train_loss" in shown.out + shown.err
 
 
-def test_history_has_one_frame_a_metric(trained):
+def test_history_has_one_frame_per_metric(trained):
     names = {"loss", "invariance_c", "interaction_c", "environment_c"}
     names |= {f"{name}_{block}" for name in ("supervised", "learned") for block in "cs"}
     expected = {f"{part}_{name}" for part in ("train", "validation") for name in names}
@@ -454,7 +454,7 @@ def test_history_has_one_frame_a_metric(trained):
     ],
     ids=["head", "accumulated", "unvalidated", "Fish"],
 )
-def test_a_resumed_run_is_that_which_was_never_interrupted(tmp_path, interrupted, model_class, model_kwargs, how):
+def test_resume_gives_equal_model_to_uninterrupted_run(tmp_path, interrupted, model_class, model_kwargs, how):
     """A second run, at a step with a validation or between, by the model that made it or by one that was saved."""
     how = QUICK | {"validate_every": 2, "log_every_n_steps": 1} | how
 
@@ -483,7 +483,7 @@ def test_a_resumed_run_is_that_which_was_never_interrupted(tmp_path, interrupted
         np.testing.assert_array_equal(again.online_head_[name], values)
 
 
-def test_a_run_can_be_made_longer_but_does_not_go_back(tmp_path):
+def test_resume_longer_run_continues_and_shorter_run_raises(tmp_path):
     model, how = make_model(), QUICK | SAME_LR | {"validate_every": 4, "checkpoint_dir": tmp_path, "resume": True}
     for steps in (4, 8):
         model.train(**how | {"max_steps": steps})
@@ -535,7 +535,7 @@ def reordered(cells):
         (None, {}, {"online_head": True}, "online_head"),
     ],
 )
-def test_a_run_goes_on_with_the_cells_and_settings_it_was_begun_with(begun, change, model_kwargs, how, said):
+def test_resume_with_other_cells_or_settings_raises(begun, change, model_kwargs, how, said):
     cells = make_cells() if change is None else change(make_cells())
     model = make_model(cells, **model_kwargs)
     before = weights(model)
@@ -555,7 +555,7 @@ def begun(tmp_path_factory):
     return folder
 
 
-def test_checkpoints_do_not_pass_through_the_folder_for_temporary_files(tmp_path, monkeypatch):
+def test_checkpoints_are_not_written_to_temporary_folder(tmp_path, monkeypatch):
     """Where that is on another file system, a checkpoint would be copied over the one before."""
     monkeypatch.setattr(tempfile, "mkstemp", None)
     make_model().train(**QUICK, validate_every=2, load_best=True, checkpoint_dir=tmp_path)
@@ -583,7 +583,7 @@ make_model().train(**QUICK | {{"validate_every": 2, "checkpoint_dir": {out!r}}})
 """
 
 
-def test_a_save_that_is_cut_off_leaves_the_state_before(tmp_path):
+def test_checkpoint_interrupted_write_keeps_earlier_file(tmp_path):
     how: dict[str, Any] = QUICK | {"validate_every": 2, "checkpoint_dir": tmp_path}
     code = CUT_OFF.format(tests=str(Path(__file__).parents[1]), out=str(tmp_path))
     assert subprocess.run([sys.executable, "-c", code]).returncode == 9
@@ -606,7 +606,7 @@ def test_a_save_that_is_cut_off_leaves_the_state_before(tmp_path):
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_the_best_weights_are_kept_with_the_head_that_they_had(tmp_path, on_disk):
+def test_load_best_restores_weights_and_online_head(tmp_path, on_disk):
     """A learning rate that ruins the model after the first validation."""
     how: dict[str, Any] = QUICK | SAME_LR | {"lr": 3.0, "validate_every": 1, "online_head": True}
     model, shorter = make_model(), make_model()
@@ -620,7 +620,7 @@ def test_the_best_weights_are_kept_with_the_head_that_they_had(tmp_path, on_disk
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_an_interrupted_run_ends_with_its_best_weights_and_goes_on_with_them(tmp_path, moved):
+def test_load_best_interrupted_run_restores_and_resumes(tmp_path, moved):
     how: dict[str, Any] = QUICK | {"lr": 1e-2, "validate_every": 1, "load_best": True}
     model, resumed, whole = (make_model(smoothing=0) for _ in range(3))  # the loss of a point is worse
     whole.train(**how, callbacks=Worsen())
@@ -637,7 +637,7 @@ def test_an_interrupted_run_ends_with_its_best_weights_and_goes_on_with_them(tmp
 
 
 @pytest.mark.parametrize("load_best", [False, True])
-def test_a_run_that_had_stopped_does_not_go_on(tmp_path, load_best):
+def test_resume_early_stopped_run_ends_at_once(tmp_path, load_best):
     how: dict[str, Any] = QUICK | {"max_steps": 50, "lr": 3.0, "validate_every": 1, "load_best": load_best}
     how |= {"early_stopping": True, "early_stopping_patience": 2, "checkpoint_dir": tmp_path, "resume": True}
     model, again = make_model(), make_model()
@@ -652,7 +652,7 @@ def test_a_run_that_had_stopped_does_not_go_on(tmp_path, load_best):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, SystemExit])
-def test_a_run_that_stops_keeps_what_it_did(error):
+def test_train_interrupted_keeps_weights_and_history(error):
     model, same = with_controls(), with_controls()
     before = weights(same)
     same.module.load_state_dict(weights(model) | {k: v for k, v in before.items() if "fitted" in k})
@@ -682,7 +682,7 @@ class TerminateAtTheEnd(Callback):
 
 
 @pytest.mark.parametrize("stop", [PressCtrlC(2, signal.SIGTERM), PressCtrlC(5, signal.SIGTERM), TerminateAtTheEnd()])
-def test_training_that_is_terminated_raises_an_exit_with_143_and_can_be_resumed(stop, tmp_path, caplog):
+def test_train_terminated_exits_with_143_and_can_be_resumed(stop, tmp_path, caplog):
     """In Python, where Lightning would exit with status 0, or not at all after the last step."""
     how: dict[str, Any] = QUICK | {"validate_every": 2}
     whole, model, resumed = (make_model() for _ in range(3))
@@ -696,7 +696,7 @@ def test_training_that_is_terminated_raises_an_exit_with_143_and_can_be_resumed(
     assert_same(weights(resumed), weights(whole))
 
 
-def test_what_a_run_failed_at_is_said_even_if_nothing_can_be_embedded(monkeypatch):
+def test_train_error_is_raised_even_if_evaluation_fails(monkeypatch):
     class Breaks(Stop):
         def on_train_batch_start(self, trainer, *args):
             if trainer.global_step == 3:
@@ -707,7 +707,7 @@ def test_what_a_run_failed_at_is_said_even_if_nothing_can_be_embedded(monkeypatc
         with_controls().train(**QUICK, callbacks=Breaks(3, OSError))
 
 
-def test_a_run_that_makes_no_step_leaves_what_there_was():
+def test_train_without_step_keeps_earlier_model():
     model = make_model()
     model.train(**QUICK)
     model.train_decoder(**QUICK | {"max_steps": 12}, width=4)
@@ -729,7 +729,7 @@ def test_a_run_that_makes_no_step_leaves_what_there_was():
 
 
 @pytest.mark.parametrize("make", [make_model, lambda: of_class(ERMModel, encoder="small")], ids=["SCBD", "ERM"])
-def test_a_run_that_diverges_ends_with_its_last_good_weights(make, tmp_path):
+def test_train_diverged_restores_last_good_weights(make, tmp_path):
     model, half = make(), make()
     how: dict[str, Any] = QUICK | SAME_LR | {"max_steps": 9, "validate_every": 2}
     with pytest.raises(TrainingDiverged, match="step 6 .*lr 0.0001"):
@@ -758,7 +758,7 @@ def test_a_run_that_diverges_ends_with_its_last_good_weights(make, tmp_path):
         ({"train_size": 1.0, "validate_every": 2}, Spoil(5, 1e38), 2),  # finite, and too large to compute with
     ],
 )
-def test_weights_that_no_loss_has_shown_to_be_good_are_not_kept(how, spoil, step):
+def test_train_diverged_discards_weights_without_finite_loss(how, spoil, step):
     model, half = make_model(), make_model()
     before = weights(model)
     with pytest.raises(TrainingDiverged, match=f"weights of step {step}"):
@@ -772,7 +772,7 @@ def test_weights_that_no_loss_has_shown_to_be_good_are_not_kept(how, spoil, step
 
 
 @pytest.mark.parametrize("validated", [True, False])
-def test_what_the_last_step_spoils_is_seen(validated):
+def test_train_non_finite_weights_after_last_step_raise(validated):
     class SpoilLast(Callback):
         def on_train_batch_end(self, trainer, plan, *args):
             if trainer.global_step == 6:
@@ -786,7 +786,7 @@ def test_what_the_last_step_spoils_is_seen(validated):
     assert finite(model)
 
 
-def test_a_pixel_that_is_no_number_spoils_neither_weights_nor_statistics():
+def test_train_non_finite_pixel_keeps_weights_and_statistics():
     cells = make_cells(dtype="float32")
     ERMModel.setup_anndata(cells, y_key="gene", e_key="well")
     model = ERMModel(cells, encoder="small")
@@ -797,7 +797,7 @@ def test_a_pixel_that_is_no_number_spoils_neither_weights_nor_statistics():
     assert finite(model)
 
 
-def test_a_model_that_leaves_wild_gradients_out_bears_some_losses():
+def test_tolerated_losses_allow_some_non_finite_losses():
     class Drop(Callback):
         """Losses that are none, of weights that are."""
 
@@ -821,7 +821,7 @@ def test_a_model_that_leaves_wild_gradients_out_bears_some_losses():
         of_class(VAEModel).train(**how, callbacks=[Drop(range(1, 14))])
 
 
-def test_a_joint_decoder_that_diverges_leaves_good_blocks():
+def test_train_decoder_joint_diverged_restores_encoders():
     model = make_model()
     model.train(**QUICK)
     before = weights(model)
@@ -831,7 +831,7 @@ def test_a_joint_decoder_that_diverges_leaves_good_blocks():
     assert model.training_settings_["steps"] == 6
 
 
-def test_a_linear_map_of_features_trains_on_all_wells_for_a_moment():
+def test_train_linear_encoder_defaults_to_50_steps_on_all_wells():
     wells = make_wells()
     SCBDModel.setup_anndata(wells, y_key="compound", e_key="plate", control="DMSO")
     model = SCBDModel(wells, encoder="linear", n_latent=4)
@@ -840,7 +840,7 @@ def test_a_linear_map_of_features_trains_on_all_wells_for_a_moment():
 
 
 @pytest.mark.filterwarnings("ignore:y and e are confounded")
-def test_single_cells_of_a_perturbation_are_named(caplog):
+def test_train_single_cell_perturbations_logs_their_names(caplog):
     cells = make_cells()
     cells.obs["gene"] = cells.obs["gene"].cat.add_categories("lonely")
     cells.obs.loc["cell_7", "gene"] = "lonely"

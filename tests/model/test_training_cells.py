@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 
 
 @pytest.mark.parametrize("of_features", [True, False])
-def test_training_cells_are_drawn_with_what_is_known_of_each(monkeypatch, of_features):
+def test_draw_training_sample_keeps_labels_of_cells(monkeypatch, of_features):
     monkeypatch.setattr("scbd.model._training_cells._MAX_SAMPLED_ROWS", 20)
     monkeypatch.setattr("scbd.model._training_cells._MAX_SAMPLED_IMAGES", 20)
     monkeypatch.setattr("scbd.model._training_cells._CELLS_READ_AT_ONCE", 7)
@@ -41,7 +41,7 @@ def test_training_cells_are_drawn_with_what_is_known_of_each(monkeypatch, of_fea
     np.testing.assert_array_equal(sample.positions, drawn + 300)
 
 
-def test_labels_are_columns_of_few_values():
+def test_label_column_codes_yields_columns_with_few_values():
     n = 40
     obs = pd.DataFrame(
         {
@@ -63,7 +63,7 @@ def test_labels_are_columns_of_few_values():
 
 
 @pytest.mark.parametrize("mixed", [True, False])
-def test_cells_are_drawn_in_stretches_only_if_every_label_is_mixed(cells, tmp_path, mixed):
+def test_neighbours_auto_requires_every_label_to_be_mixed(cells, tmp_path, mixed):
     cells.obs["guide"] = np.random.default_rng(1).integers(4, size=cells.n_obs).astype(str)
     screen = write_screen(tmp_path / "screen.zarr", cells, y_key="gene")
     if not mixed:  # as if the table had been sorted by gene and guide
@@ -75,7 +75,7 @@ def test_cells_are_drawn_in_stretches_only_if_every_label_is_mixed(cells, tmp_pa
     assert model.training_settings_["neighbours"] is mixed
 
 
-def test_a_damaged_model_is_not_loaded(trained, tmp_path):
+def test_load_damaged_file_raises(trained, tmp_path):
     """A bit of a weight that a disk has flipped would change what cells are embedded as, and nothing would say so."""
     trained.save(tmp_path / "model")
     path = tmp_path / "model" / "model.pt"
@@ -87,7 +87,7 @@ def test_a_damaged_model_is_not_loaded(trained, tmp_path):
         SCBDModel.load(tmp_path / "model", adata=False)
 
 
-def test_files_that_are_no_saved_model(trained, tmp_path):
+def test_load_other_file_raises(trained, tmp_path):
     with pytest.raises(FileNotFoundError, match="nothing"):
         SCBDModel.load(tmp_path / "nothing")
     path = tmp_path / "model" / "model.pt"
@@ -111,7 +111,7 @@ def test_files_that_are_no_saved_model(trained, tmp_path):
         SCBDModel.load(tmp_path / "model")
 
 
-def test_models_of_version_0_1_are_loaded_or_refused(trained, cells, tmp_path):
+def test_load_version_0_1_loads_or_raises(trained, cells, tmp_path):
     """Continuous covariates are the reason that is given."""
     path = tmp_path / "model" / "model.pt"
     trained.save(tmp_path / "model")
@@ -142,7 +142,7 @@ class Harm:
         return os.mkdir, (str(self.path),)
 
 
-def test_a_hostile_model_runs_no_code(trained, tmp_path):
+def test_load_hostile_model_runs_no_code(trained, tmp_path):
     trained.save(tmp_path / "model")
     path, harm = tmp_path / "model" / "model.pt", tmp_path / "harm"
     for place in ("attr_dict", "model_state_dict"):
@@ -158,7 +158,7 @@ def test_a_hostile_model_runs_no_code(trained, tmp_path):
     assert not harm.exists()
 
 
-def test_a_hostile_checkpoint_runs_no_code(tmp_path):
+def test_resume_hostile_checkpoint_runs_no_code(tmp_path):
     model, harm = make_model(), tmp_path / "harm"
     model.train(**QUICK, checkpoint_dir=tmp_path / "run")
     path = tmp_path / "run" / "last.ckpt"

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+from scbd._shared.messages import without_messages
 from scbd.baselines import ERMModel
 from scbd.model import TrainingPlan
 from scbd.model._objective import EmbeddedBatch, SCBDModule
 from scbd.model._plan import OnlineHead
-from scbd.model._train import _quiet_lightning
 from scbd.nn import AdditiveDecoder, Encoder, Preprocess
 from scbd.nn._encoders import on_sphere
 
@@ -148,7 +148,7 @@ def test_training_plan_with_online_head_ends_with_original_weights():
     trainer = L.Trainer(
         max_steps=5, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
     )
-    with _quiet_lightning():
+    with without_messages("lightning.pytorch", [".*"]):
         trainer.fit(plan, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     check_weights(Networks(found.blocks, found.decoder, head.linear), known, "final")
     found.blocks.eval()

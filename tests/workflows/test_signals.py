@@ -33,7 +33,7 @@ from scbd._workflows.select_alpha import AlphaSelection
 from scbd.cli import main
 from scbd.data import _screens, open_screen, verify_screen
 from scbd.data._block_store import BlockStore
-from scbd.model._checkpoints import find_checkpoint
+from scbd.model._callbacks import find_checkpoint
 from scbd.model._plan import TrainingPlan
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has", "ignore:Scores are")

@@ -5,7 +5,6 @@ The other methods of models, such as training and embedding, are inherited from 
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import tempfile
@@ -20,6 +19,7 @@ from scvi.model.base._constants import SAVE_KEYS
 from scbd._shared.checks import format_count
 from scbd._shared.files import local_path
 from scbd._shared.keys import E_REGISTRY, Y_REGISTRY
+from scbd._shared.messages import warn_user, without_messages
 from scbd.data._loading import ImageDataModule
 from scbd.model._arguments import UnavailableAttribute, explain_arguments, keyword_names
 from scbd.model._design import environment_column_codes
@@ -54,7 +54,7 @@ def _row_number_property(name: str, what: str) -> Any:
                 f"{name} are rows of the table that the model was trained on, and the cells attached now are others, "
                 "or in another order: look the cells up by their names in that table."
             )
-            warnings.warn(msg, UserWarning, stacklevel=2)
+            warn_user(msg)
         rows: np.ndarray = getattr(model, f"{name}_")
         return rows
 
@@ -251,17 +251,10 @@ class ImageModel(TrainMixin):
         check_saved_model(saved[SAVE_KEYS.MODEL_FNAME], cls.__name__, cls._FORMAT, allow_pickle=allow_pickle)
         if adata is None and not saved[SAVE_KEYS.ADATA_FNAME].exists():
             adata = False
-        # without this, scvi-tools would log that the local file of the model has already been downloaded
-        note = logging.getLogger("scvi.data._download")
-        level = note.level
-        note.setLevel(logging.WARNING)
-        try:
-            # scvi-tools' warning about var_names is not needed: the check of the inputs compares the names of channels
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "`var_names` for the loaded `model` does not match", UserWarning)
-                model: Self = super().load(dir_path, adata, accelerator, device, prefix, **kwargs)
-        finally:
-            note.setLevel(level)
+        # scvi-tools would log that the local file of the model has already been downloaded. Its warning about var_names
+        # is not needed, because the check of the inputs compares the names of channels.
+        with without_messages("scvi.data._download", ["`var_names` for the loaded `model` does not match"]):
+            model: Self = super().load(dir_path, adata, accelerator, device, prefix, **kwargs)
         if model.adata is not None:
             model._compare_with_training_cells(model.adata)
         restore_attributes(model)
@@ -269,30 +262,19 @@ class ImageModel(TrainMixin):
 
     def __repr__(self) -> str:
         """Return a text of several lines on the data, the network, the training and the call to make next."""
+        if not self.is_trained_:
+            return self._description([("state", "not trained"), ("next", "train()")])
+        lines, state = [], "trained"
         # a model that a callback of scvi-tools has marked as trained during a run has no training settings yet
-        settings = getattr(self, "training_settings_", {}) if self.is_trained_ else {}
-        lines = []
-        if settings:
+        if settings := self.training_settings_:
             lines.append(("precision", settings["precision"]))
-        if self.is_trained_:
-            how = ""
-            if settings:
-                how = (
-                    f" for {format_count(settings['steps'], 'step')} of {format_count(settings['batch_size'], 'cell')}"
-                )
-            lines += [("state", f"trained{how}"), *self._result_lines()]
-            lines.append(("next", self.traits.next_step))
-        else:
-            lines += [("state", "not trained"), ("next", "train()")]
+            n_steps, n_cells = format_count(settings["steps"], "step"), format_count(settings["batch_size"], "cell")
+            state = f"trained for {n_steps} of {n_cells}"
+        lines += [("state", state), *self._result_lines(), ("next", self.traits.next_step)]
         return self._description(lines)
 
     def _description(self, more: list[tuple[str, str]]) -> str:
         """Return the text of ``print(model)``: lines on the data and the network, and the lines given as ``more``."""
-        lines = [*self._describe_inputs(), *self._summary_lines(), *more]
-        return "\n".join([f"{type(self).__name__}: {self._cells()}", *(f"  {name:<9} {text}" for name, text in lines)])
-
-    def _cells(self) -> str:
-        """Return a text with the numbers of cells, perturbations and environments, and the names of their columns."""
         cells = "no data attached" if self.adata is None else format_count(self.adata.n_obs, "cell")
         cells += " (minified)" * (self.minified_data_type is not None)
         for name, key in (("perturbations", Y_REGISTRY), ("environments", E_REGISTRY)):
@@ -303,35 +285,29 @@ class ImageModel(TrainMixin):
                 cells += f", {name} side by side: " + ", ".join(f"{n:,} of {column}" for column, n in sizes)
             elif label:
                 cells += f", {len(label['categories']):,} {name} ({' × '.join(label['columns'])})"
-        return cells
+        lines = [*self._describe_inputs(), *self._summary_lines(), *more]
+        return "\n".join([f"{type(self).__name__}: {cells}", *(f"  {name:<9} {text}" for name, text in lines)])
 
     def _describe_inputs(self) -> list[tuple[str, str]]:
         """Return the lines of ``print(model)`` on the inputs and their preparation, as pairs of name and text."""
         preprocess, known = self.module.preprocess, self._registered_inputs
+        # cells from which mean and deviation of an environment are estimated, if inputs are standardised with them
+        kinds = {} if preprocess.environments is None else self.alignment_.kinds
+        by = " and ".join(f"{name} by its {kind}" for name, kind in kinds.items())
+        within = f", standardised within each {by}" * bool(kinds)
         if "features" in known:
-            n = len(known["features"])
-            left_out = len(known["columns"]) - n
-            says = f"{n:,} of {self._inputs.where}, {known['dtype']}"
-            says += f", {left_out:,} constant ones dropped" * bool(left_out)
-            transform = getattr(getattr(self.module, "content", None), "transform", None)
-            how = f"→ scaled, {transform.kind} → {transform.output_shape[0]}" if transform is not None else "→ scaled"
-            return [("features", says), ("", how + self._within())]
+            n, transform = len(known["features"]), getattr(self.module.content, "transform", None)
+            features = f"{n:,} of {self._inputs.where}, {known['dtype']}"
+            if n_dropped := len(known["columns"]) - n:
+                features += f", {n_dropped:,} constant ones dropped"
+            how = "" if transform is None else f", {transform.kind} → {transform.output_shape[0]}"
+            return [("features", features), ("", f"→ scaled{how}{within}")]
         augmented = ", flipped and turned at random in training" * bool(preprocess.augment)
         shapes = [" × ".join(map(str, shape)) for shape in (known["image_shape"], preprocess.output_shape)]
         return [
             ("images", f"{shapes[0]} {known['dtype']} ({', '.join(known['channels'])})"),
-            ("", f"→ {shapes[1]}, intensity {preprocess.intensity}{augmented}{self._within()}"),
+            ("", f"→ {shapes[1]}, intensity {preprocess.intensity}{augmented}{within}"),
         ]
-
-    def _within(self) -> str:
-        """Return a clause for ``print(model)`` on the standardisation of inputs per environment.
-
-        The clause names the cells from which mean and deviation of an environment are estimated, for example its
-        controls. It is empty if inputs are not standardised per environment.
-        """
-        kinds = {} if self.module.preprocess.environments is None else self.alignment_.kinds
-        by = [f"{name} by its {kind}" for name, kind in kinds.items()]
-        return f", standardised within each {' and '.join(by)}" * bool(by)
 
     def _summary_lines(self) -> list[tuple[str, str]]:
         """Return the lines of ``print(model)`` on the network and the settings, as pairs of name and text."""

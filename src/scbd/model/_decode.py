@@ -60,7 +60,6 @@ class DecodeMixin(EmbedMixin):
         """
         source, preprocess = self._source(self._adata_or_attached(adata)), self.module.preprocess
         rows = row_numbers(indices, source.shape[0])
-        rows = np.arange(source.shape[0]) if rows is None else rows
         images = np.empty((len(rows), *preprocess.output_shape), dtype=np.float32)
         with torch.inference_mode():
             for part, stored in self._read(source, rows, CELLS_READ_PER_BLOCK):
@@ -142,11 +141,12 @@ class DecodeMixin(EmbedMixin):
             raise ValueError(msg)
         batch_size = count_or_default("batch_size", batch_size, DECODE_BATCH_SIZE)
         n = self._adata_or_attached(adata).n_obs
-        rows = [row_numbers(indices, n) for indices in (content, style)]
-        if rows[0] is None or rows[1] is None or len(rows[0]) != len(rows[1]):
+        of_content, of_style = row_numbers(content, n), row_numbers(style, n)
+        if content is None or style is None or len(of_content) != len(of_style):
             msg = "Give equally many rows for content and for style: each pair makes one image."
             raise ValueError(msg)
-        z_c, z_s = (self._embedded(b, adata, r, batch_size) for b, r in zip("cs", rows, strict=True))
+        z_c = self._embedded("c", adata, of_content, batch_size)
+        z_s = self._embedded("s", adata, of_style, batch_size)
         return self.decode(z_c, z_s, batch_size=batch_size)
 
     @explain_arguments()

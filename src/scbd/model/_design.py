@@ -5,8 +5,9 @@ The file also holds the functions that determine the controls, and the environme
 
 from __future__ import annotations
 
+import logging
 import unicodedata
-import warnings
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -19,11 +20,14 @@ from scbd._shared.labels import (
     CROSS_SEPARATOR,
     MISSING_WORDS,
     as_columns,
+    check_control_labels,
     control_label_texts,
     encode_crossed_columns,
+    find_likely_controls,
     label_text,
     label_values,
 )
+from scbd._shared.messages import warn_user
 from scbd.data._inferred import INFERRED, infer_environments
 
 if TYPE_CHECKING:
@@ -31,11 +35,12 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
+logger = logging.getLogger(__name__)
 
 EColumns = Literal["side_by_side", "crossed"]
 
 # a floating-point column with fewer cells per distinct value than this number holds a quantity, not labels
-_CELLS_A_VALUE = 8
+MIN_CELLS_PER_VALUE = 8
 # Thresholds of the warning that perturbation and environment are confounded. The first is the minimum fraction of
 # contrasts between environments that can be resolved within perturbations; at 0.2, the invariance loss has a fifth of
 # its strength. The second is the maximum fraction of perturbations that occur in a single environment, and of
@@ -53,6 +58,8 @@ class ExperimentalDesign(NamedTuple):
 
     Several columns are either treated as separate environments, one entry each, or crossed to a single entry.
     """
+    controls: Sequence[str] = ()
+    """Perturbation labels of the controls, as text; empty if no controls were named."""
 
     @classmethod
     def of(
@@ -61,6 +68,7 @@ class ExperimentalDesign(NamedTuple):
         y_key: str | Sequence[str],
         e_key: str | Sequence[str],
         e_columns: EColumns | None,
+        control: Any = None,
     ) -> ExperimentalDesign:
         """Create the experimental design from the columns of a table of cells.
 
@@ -73,35 +81,45 @@ class ExperimentalDesign(NamedTuple):
         e_columns
             ``"side_by_side"`` treats each column of ``e_key`` as a separate environment. Otherwise several columns are
             crossed: each combination of their values is one environment.
+        control
+            Perturbation label of the controls, or several labels; `None` if no controls were named.
 
         Raises
         ------
         KeyError
             If a column is missing.
         ValueError
-            If a cell has no value in one of the columns.
+            If a cell has no value in one of the columns, if a column is both in ``y_key`` and in ``e_key``, or if no
+            cell has a label of ``control``.
         """
-        columns = as_columns(e_key)
-        apart = [(column,) for column in columns] if e_columns == "side_by_side" else [columns]
-        return cls(
-            label_values(obs, y_key).rename(CROSS_SEPARATOR.join(map(str, as_columns(y_key)))),
-            {
-                name: label_values(obs, each).rename(name)
-                for each in apart
-                for name in [CROSS_SEPARATOR.join(map(str, each))]
-            },
-        )
+        y_columns, columns = as_columns(y_key), as_columns(e_key)
+        both = [column for column in y_columns if column in columns]
+        if both:
+            msg = (
+                f"{both[0]!r} is named as y_key and as e_key, and z_c cannot carry what it is to be blind to: name "
+                "as e_key what cells were imaged in, such as the well or the plate."
+            )
+            raise ValueError(msg)
+        y = label_values(obs, y_key).rename(CROSS_SEPARATOR.join(map(str, y_columns)))
+        environments = {}
+        for each in [(column,) for column in columns] if e_columns == "side_by_side" else [columns]:
+            name = CROSS_SEPARATOR.join(map(str, each))
+            environments[name] = label_values(obs, each).rename(name)
+        if control is None:
+            return cls(y, environments)
+        of_y, *of_e = (list(map(label_text, labels.cat.categories)) for labels in (y, *environments.values()))
+        return cls(y, environments, check_control_labels(control, of_y, y_key, chain(*of_e)))
 
 
-def check_design(design: ExperimentalDesign, controls: Iterable[str] = ()) -> None:
+def check_design(design: ExperimentalDesign) -> None:
     """Warn of problems of the experimental design that would spoil training without raising an error.
+
+    If no controls were named and a perturbation has a usual name of controls, a warning is logged.
 
     Parameters
     ----------
     design
-        Perturbation and environments of each cell.
-    controls
-        Labels of the controls.
+        Perturbation and environments of each cell, and labels of the controls.
 
     Warns
     -----
@@ -112,7 +130,7 @@ def check_design(design: ExperimentalDesign, controls: Iterable[str] = ()) -> No
     """
     _warn_if_quantity(design.y, f"y_key={design.y.name!r} makes a perturbation")
     _warn_if_labels_differ_in_case(design.y, "perturbations")
-    _warn_if_missing(design.y, "perturbation", controls)
+    _warn_if_missing(design.y, "perturbation", design.controls)
     for labels in design.environments.values():
         _warn_if_labels_differ_in_case(labels, "environments")
         _warn_if_missing(labels, "environment")
@@ -122,7 +140,11 @@ def check_design(design: ExperimentalDesign, controls: Iterable[str] = ()) -> No
             f"e_key={name!r} makes an environment",
             "divide a quantity into about five levels (pandas.qcut), or ",
         )
-        _warn_if_confounded(design.y, labels, name, set(controls))
+        _warn_if_confounded(design.y, labels, name, design.controls)
+    unnamed = [] if design.controls else find_likely_controls(design.y.cat.categories)
+    if unnamed:
+        message = "No controls were named, and %s looks like one: if so, set up with control=%r."
+        logger.warning(message, ", ".join(unnamed), unnamed[0] if len(unnamed) == 1 else unnamed)
 
 
 def resolvable_fraction(y: np.ndarray, e: np.ndarray) -> float:
@@ -310,18 +332,17 @@ def _warn_if_labels_differ_in_case(labels: pd.Series, what: str) -> None:
     )
     if (twice := plain.duplicated(keep=False)).any():
         alike = sorted(zip(plain[twice], np.array(names, dtype=object)[twice.to_numpy()], strict=True))
-        _warn(
+        warn_user(
             f"{len(alike)} labels of {labels.name!r} differ from others only in blanks or case "
             f"({join_first(repr(name) for _, name in alike)}), and each counts as {what} of its own: write them "
             "in the same way."
         )
 
 
-def _warn_if_missing(labels: pd.Series, what: str, controls: Iterable[str] = ()) -> None:
-    named = set(controls)
+def _warn_if_missing(labels: pd.Series, what: str, controls: Sequence[str] = ()) -> None:
     for word in labels.cat.categories:
-        if isinstance(word, str) and word not in named and word.strip().lower() in MISSING_WORDS:
-            _warn(
+        if isinstance(word, str) and word not in controls and word.strip().lower() in MISSING_WORDS:
+            warn_user(
                 f"The label {word!r} of {labels.name!r} counts as {what} like any other, of {(labels == word).sum():,} "
                 "cells: if it marks missing values, drop these cells; if it marks controls, name it (control=…)."
             )
@@ -329,14 +350,14 @@ def _warn_if_missing(labels: pd.Series, what: str, controls: Iterable[str] = ())
 
 def _warn_if_quantity(labels: pd.Series, what: str, instead: str = "put a quantity into classes, or ") -> None:
     values = labels.cat.categories
-    if pd.api.types.is_float_dtype(values.dtype) and len(values) > len(labels) / _CELLS_A_VALUE:
-        _warn(
+    if pd.api.types.is_float_dtype(values.dtype) and len(values) > len(labels) / MIN_CELLS_PER_VALUE:
+        warn_user(
             f"{what} of each of {len(values):,} numbers in {len(labels):,} cells: {instead}make it text if these are "
             "labels."
         )
 
 
-def _warn_if_confounded(y: pd.Series, e: pd.Series, name: str, controls: set[str]) -> None:
+def _warn_if_confounded(y: pd.Series, e: pd.Series, name: str, controls: Sequence[str]) -> None:
     """Warn if perturbation y and environment e are confounded.
 
     If a difference between environments cannot be estimated within perturbations, no method can separate it from the
@@ -363,14 +384,14 @@ def _warn_if_confounded(y: pd.Series, e: pd.Series, name: str, controls: set[str
     else:
         remedy = "Removing e from z_c may remove y with it: repeat perturbations, or use a coarser e_key."
     were = inflect(alone_y, "was", "were")
-    _warn(
+    warn_user(
         f"y and e are confounded ({name}): {alone_y:,} of {n_y:,} perturbations {were} seen in one environment only, "
         f"{alone_e:,} of {n_e:,} environments with one perturbation only, and {share:.0%} of their contrasts are "
         f"resolvable. {remedy}"
     )
 
 
-def _advice_on_links(y: pd.Series, e: pd.Series, controls: set[str], shared: np.ndarray) -> str:
+def _advice_on_links(y: pd.Series, e: pd.Series, controls: Sequence[str], shared: np.ndarray) -> str:
     """Return advice, as text for a warning, on a design in which many perturbations occur in a single environment.
 
     The advice depends on the labels that occur in several environments and thereby link them: controls in all
@@ -411,7 +432,3 @@ def _advice_on_links(y: pd.Series, e: pd.Series, controls: set[str], shared: np.
 
 def _codes(labels: pd.Series) -> np.ndarray:
     return labels.cat.codes.to_numpy().astype(np.int64)
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=6)

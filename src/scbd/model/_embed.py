@@ -7,10 +7,9 @@ import hashlib
 import logging
 import os
 import sys
-import warnings
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch import nn
 from scbd._shared.checks import check_choice, count_or_default, join_first
 from scbd._shared.files import local_path, write_atomically
 from scbd._shared.keys import E_REGISTRY, Y_REGISTRY
+from scbd._shared.messages import warn_user
 from scbd._shared.progress import progress_bar
 from scbd.data._block_store import BlockStore
 from scbd.data._loading import read_tensor
@@ -28,7 +28,14 @@ from scbd.data._screens import open_embedding
 from scbd.data._sources import digest_cells
 from scbd.data._storable import as_storable
 from scbd.model._arguments import explain_arguments
-from scbd.model._minified import block_names, minified_copy
+from scbd.model._minified import (
+    StoredEmbeddings,
+    block_names,
+    is_minified,
+    minified_copy,
+    stored_embeddings,
+    update_with_weights,
+)
 from scbd.model._setup import SetupMixin
 from scbd.nn._distributed import rank_and_world_size, wait_for_all
 
@@ -36,12 +43,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
     import pandas as pd
-    from torch import Tensor
 
     from scbd.data._sources import ImageSource
     from scbd.model._environment_alignment import EnvironmentCorrections
     from scbd.model._interfaces import BlockName, EmbeddingModule, TrainingResults
-    from scbd.model._minified import StoredEmbeddings
     from scbd.nn._encoders import Representation
 
 logger = logging.getLogger(__name__)
@@ -143,35 +148,29 @@ class Embedder(NamedTuple):
             If inputs are not finite, or the embedding of finite inputs is not finite. The message names the rows.
         """
         self.module.eval()
+        device, e, scaling, offsets = self.module.device, None, None, None
         reader = closing(prefetch(read_tensor(self.source, part) for part in parts))
-        with keep_freed_memory(self.module.device), reader as batches:
-            for part, inputs in zip(parts, batches, strict=True):
+        with keep_freed_memory(device), reader as batches:
+            for part, read in zip(parts, batches, strict=True):
                 # The inference mode of torch must not include the yield: if the caller abandons the generator,
                 # inference mode would stay on.
                 with torch.inference_mode():
-                    values = self._embedded(inputs, part)
-                for embedding in values.values():
+                    inputs = read.to(device, non_blocking=True)
+                    check_finite_inputs(inputs, part)
+                    if self.environments is not None:
+                        codes, scaling, offsets = self.environments
+                        e = torch.from_numpy(codes[part]).to(device)
+                    values = {}
+                    for block in self.blocks:
+                        how = (e, scaling) if block == "c" else ()
+                        z = self.module.embed(inputs, block, self.representation, *how).float()
+                        z = offsets(z, e) if offsets is not None and block == "c" else z
+                        values[block] = z.cpu().numpy()
+                for block, embedding in values.items():
                     _check_finite_embedding(self.module, embedding, part)
-                for name, center in self.centers.items():
-                    if name in values:
-                        values[name] -= center
+                    if block in self.centers:
+                        embedding -= self.centers[block]
                 yield values
-
-    def _embedded(self, inputs: Tensor, part: slice | np.ndarray) -> dict[BlockName, np.ndarray]:
-        inputs = inputs.to(self.module.device, non_blocking=True)
-        check_finite_inputs(inputs, part)
-        codes = within = leftover = None
-        if self.environments is not None:
-            of_cells, within, leftover = self.environments
-            codes = torch.from_numpy(of_cells[part]).to(self.module.device)
-        values = {}
-        for block in self.blocks:
-            how = (codes, within) if block == "c" else ()
-            found = self.module.embed(inputs, block, self.representation, *how).float()
-            if leftover is not None and block == "c":
-                found = leftover(found, codes)
-            values[block] = found.cpu().numpy()
-        return values
 
     def digest(self, obs: pd.DataFrame, settings: list[Any]) -> str:
         """Return the SHA-256 digest of the weights, inputs, cells and settings that determine the embeddings.
@@ -192,9 +191,7 @@ class Embedder(NamedTuple):
         if self.environments is not None:
             digest.update(self.environments.codes.tobytes())
             parts += filter(None, (self.environments.inputs, self.environments.outputs))
-        for name, tensor in (item for part in parts for item in part.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(np.ascontiguousarray(tensor.detach().cpu().float().numpy()).tobytes())
+        update_with_weights(digest, parts)
         return digest.hexdigest()
 
 
@@ -276,12 +273,11 @@ class EmbedMixin(SetupMixin):
             than those of the training cells.
         """
         embedder = self._make_embedder(adata, [block], representation, center)
-        (name,), n_cells = embedder.blocks, embedder.source.shape[0]
-        rows, size = row_numbers(indices, n_cells), count_or_default("batch_size", batch_size, BATCH_SIZE)
-        n = n_cells if rows is None else len(rows)
+        (name,), rows = embedder.blocks, row_numbers(indices, embedder.source.shape[0])
+        n, size = len(rows), count_or_default("batch_size", batch_size, BATCH_SIZE)
         parts = [slice(start, min(start + size, n)) for start in range(0, n, size)]
         bar = progress_bar(f"Embedding {_REPRESENTATIONS[representation]}_{name}", n, shown=enable_progress_bar)
-        batches = embedder.embed(parts if rows is None else [rows[part] for part in parts])
+        batches = embedder.embed(parts if indices is None else [rows[part] for part in parts])
         with _output_array(out, (n, embedder.width(name))) as target, bar, closing(batches):
             for part, values in zip(parts, batches, strict=True):
                 target[part] = values[name]
@@ -358,10 +354,8 @@ class EmbedMixin(SetupMixin):
             msg = f"shard={share[0]}/{share[1]}: give a first number from 1 to the second."
             raise ValueError(msg)
         path = _checked_store_path(path, blocks, dtype, shared=shard is not None)
-        size, obs = (
-            count_or_default("batch_size", batch_size, BATCH_SIZE),
-            as_storable(self._adata_or_attached(adata).obs),
-        )
+        size = count_or_default("batch_size", batch_size, BATCH_SIZE)
+        obs = as_storable(self._adata_or_attached(adata).obs)
         # The number of cells that are written at once is a multiple of the batch size. A call that continues a killed
         # call therefore computes the same batches.
         n, rows = len(obs), -(-count_or_default("block_size", block_size, BLOCK_SIZE) // size) * size
@@ -426,16 +420,15 @@ class EmbedMixin(SetupMixin):
         >>> model.get_latent_representation(block="s").shape
         (240, 64)
         """
-        adata, blocks = self._adata_or_attached(None), block_names(self.module)
-        self._source(adata)
-        embedder = self._make_embedder(adata, blocks, "embedding", None)
+        adata = self._adata_or_attached(None)
+        self._source(adata)  # raises an error if the table holds no inputs
+        embedder = self._make_embedder(adata, block_names(self.module), "embedding", None)
         n = adata.n_obs
+        z = np.empty((n, sum(map(embedder.width, embedder.blocks))), np.float32)
         parts = [slice(start, min(start + BATCH_SIZE, n)) for start in range(0, n, BATCH_SIZE)]
-        bar = progress_bar("Embedding all blocks", n, shown=None)
-        z = np.empty((n, sum(map(embedder.width, blocks))), np.float32)
-        with bar, closing(embedder.embed(parts)) as batches:
+        with progress_bar("Embedding all blocks", n, shown=None) as bar, closing(embedder.embed(parts)) as batches:
             for part, values in zip(parts, batches, strict=True):
-                z[part] = np.concatenate([values[block] for block in blocks], axis=1)
+                z[part] = np.concatenate(list(values.values()), axis=1)
                 bar.update(len(z[part]))
         self.adata = minified_copy(adata, self._inputs, self.module, z)
 
@@ -483,16 +476,9 @@ class EmbedMixin(SetupMixin):
         ValueError
             If the model has no linear classifier; see also :meth:`get_latent_representation`.
         """
-        head = self._head()
-        r = torch.from_numpy(
-            self.get_latent_representation(
-                adata,
-                indices,
-                representation="intermediate",
-                center=None,
-                batch_size=batch_size,
-            )
-        )
+        head = self._objective_head or self._load_online_head()
+        how: dict[str, Any] = {"representation": "intermediate", "center": None, "batch_size": batch_size}
+        r = torch.from_numpy(self.get_latent_representation(adata, indices, **how))
         with torch.inference_mode():
             logits = head(r.to(head.weight.device)).cpu()
         if return_proba:
@@ -505,8 +491,8 @@ class EmbedMixin(SetupMixin):
     def _make_embedder(
         self,
         adata: AnnData | None,
-        blocks: Sequence[str],
-        representation: str,
+        blocks: Sequence[Any],
+        representation: Any,
         center: Center,
     ) -> Embedder:
         """Check the arguments of an embedding method, and create the :class:`Embedder` for the cells of a table.
@@ -523,52 +509,36 @@ class EmbedMixin(SetupMixin):
         self._check_if_trained(warn=True)
         adata = self._adata_or_attached(adata)
         check_choice("representation", representation, _REPRESENTATIONS)
-        kind = cast("Representation", representation)
-        module, source = self._module_and_source(adata) if kind == "embedding" else (self.module, self._source(adata))
-        names = [self._checked_block(block) for block in blocks]
-        centers = self._centers_to_subtract(center, kind)
-        environments = None
-        if "c" in names:
-            offsets = center is not None and kind == "embedding"
-            environments = self._environment_corrections(adata, module, source, with_offsets=offsets)
-        if module is self.module and (adata is not self.adata or self._has_other_cells_attached()):
-            registered = self._registered_inputs
-            called = registered["channels" if self._inputs.image_key is not None else "features"]
-            _warn_if_other_units(module, source, environments, called)
-        return Embedder(module, source, names, kind, centers, environments)
-
-    def _checked_block(self, block: str) -> BlockName:
-        """Return the name of an embedding, ``"c"`` (z_c) or ``"s"`` (z_s), after checking that the model has it.
-
-        Raises
-        ------
-        ValueError
-            If ``block`` is not ``"c"`` or ``"s"``, or is ``"s"`` for a model that has no z_s.
-        """
-        check_choice("block", block, _BLOCKS)
-        name = cast("BlockName", block)
-        if name == "s" and self.module.style is None:
-            msg = f"This {type(self).__name__} has a single block, which carries the perturbation: use block='c'."
-            raise ValueError(msg)
-        return name
-
-    def _centers_to_subtract(self, center: Center, representation: Representation) -> Mapping[BlockName, np.ndarray]:
-        """Return the mean z_c and z_s of the controls, by block (``"c"`` or ``"s"``), if they are to be subtracted.
-
-        The result is empty if the argument ``center`` of :meth:`get_latent_representation` does not require these means
-        to be subtracted.
-        """
-        known: Mapping[Any, np.ndarray] = self.results_.centers
+        is_embedding, of_images = representation == "embedding", self._inputs.image_key is not None
+        module: EmbeddingModule | StoredEmbeddings = self.module
+        # A minified table holds embeddings instead of inputs. The inputs are then the stored embeddings, and the module
+        # returns them without computation.
+        if is_minified(adata) and is_embedding:
+            module, source = StoredEmbeddings(self.module), stored_embeddings(adata, self.module)
+        else:
+            source = self._source(adata)
+        for block in blocks:
+            check_choice("block", block, _BLOCKS)
+            if block == "s" and self.module.style is None:
+                msg = f"This {type(self).__name__} has a single block, which carries the perturbation: use block='c'."
+                raise ValueError(msg)
         check_choice("center", center, {"auto": "of features", "controls": "by their mean", None: "not at all"})
-        if center == "controls" and not known:
+        if center == "controls" and not self.results_.centers:
             msg = (
                 "center='controls' needs controls among the training cells: name them with control=… in "
                 "setup_anndata, and train."
             )
             raise ValueError(msg)
-        of_features = self._inputs.image_key is None
-        wanted = center == "controls" or (center == "auto" and of_features)
-        return known if wanted and representation == "embedding" else {}
+        is_centred = is_embedding and (center == "controls" or (center == "auto" and not of_images))
+        environments = None
+        if "c" in blocks:
+            with_offsets = is_embedding and center is not None
+            environments = self._environment_corrections(adata, module, source, with_offsets=with_offsets)
+        if module is self.module and (adata is not self.adata or self._has_other_cells_attached()):
+            names = self._registered_inputs["channels" if of_images else "features"]
+            _warn_if_other_units(self.module, source, environments, names)
+        centers = self.results_.centers if is_centred else {}
+        return Embedder(module, source, blocks, representation, centers, environments)
 
     def _environment_corrections(
         self,
@@ -622,7 +592,7 @@ class EmbedMixin(SetupMixin):
         rows = self.train_indices[controls[self.train_indices]]
         if not len(rows):
             msg = "No training cell is a control: embeddings are not centred on controls."
-            warnings.warn(msg, UserWarning, stacklevel=5)
+            warn_user(msg)
             return
         rows = np.sort(np.random.default_rng(0).permutation(rows)[:_MAX_CENTRE_CONTROLS])
         for block in block_names(self.module):
@@ -634,9 +604,7 @@ class EmbedMixin(SetupMixin):
         """Linear classifier of perturbations in the model's objective; `None` if the objective has no classifier."""
         return None
 
-    def _head(self) -> nn.Linear:
-        if self._objective_head is not None:
-            return self._objective_head
+    def _load_online_head(self) -> nn.Linear:
         if not self.can_predict:
             msg = (
                 f"This {type(self).__name__} has no head to predict with: train it with train(online_head=True), or "
@@ -650,7 +618,6 @@ class EmbedMixin(SetupMixin):
         return head
 
 
-@torch.no_grad()
 def _warn_if_other_units(
     module: EmbeddingModule, source: ImageSource, environments: EnvironmentCorrections | None, names: Sequence[str]
 ) -> None:
@@ -674,11 +641,12 @@ def _warn_if_other_units(
     rows = np.sort(np.random.default_rng(0).permutation(n)[:_UNIT_CHECK_CELLS])
     if len(rows) < _MIN_UNIT_CHECK_CELLS or not (preprocess.standardize and bool(preprocess.fitted)):
         return
-    values = preprocess.scaled_inputs(read_tensor(source, rows).to(module.device))
-    # In an environment that was not seen in training, inputs may differ from those of the training cells because of the
-    # environment. The inputs are then standardised per environment before their units are compared.
-    if environments is not None and environments.inputs is not preprocess.environments:
-        values = environments.inputs(values, torch.from_numpy(environments.codes[rows]).to(module.device))
+    with torch.no_grad():
+        values = preprocess.scaled_inputs(read_tensor(source, rows).to(module.device))
+        # In an environment that was not seen in training, inputs may differ from those of the training cells because of
+        # the environment. The inputs are then standardised per environment before their units are compared.
+        if environments is not None and environments.inputs is not preprocess.environments:
+            values = environments.inputs(values, torch.from_numpy(environments.codes[rows]).to(module.device))
     # For images, mean and standard deviation are computed over the pixels of each cell. Cells with NaN or infinity are
     # excluded from the comparison of units, because they raise an error when they are embedded.
     of_images = values.ndim == 4
@@ -700,7 +668,7 @@ def _warn_if_other_units(
             f"{names[int(np.argmax(np.abs(middles)))]}). Their embedding is unreliable: scale them like the training "
             "cells."
         )
-        warnings.warn(msg, UserWarning, stacklevel=5)
+        warn_user(msg)
 
 
 def check_finite_inputs(inputs: torch.Tensor, part: slice | np.ndarray) -> None:
@@ -715,7 +683,7 @@ def check_finite_inputs(inputs: torch.Tensor, part: slice | np.ndarray) -> None:
     """
     if not inputs.is_floating_point() or bool(inputs.isfinite().all()):
         return
-    rows = _row_numbers(part, ~inputs.isfinite().flatten(1).all(1).cpu().numpy())
+    rows = np.r_[part][~inputs.isfinite().flatten(1).all(1).cpu().numpy()]
     whole, values = ("Images", "pixels") if inputs.ndim == 4 else ("Features", "values")
     msg = (
         f"{whole} of {len(rows)} of {len(inputs)} cells that were read together have NaN or infinite {values} (rows "
@@ -724,8 +692,8 @@ def check_finite_inputs(inputs: torch.Tensor, part: slice | np.ndarray) -> None:
     raise ValueError(msg)
 
 
-def row_numbers(indices: Any, n: int) -> np.ndarray | None:
-    """Convert row numbers or a boolean mask to non-negative row numbers; return `None` for `None` (all rows).
+def row_numbers(indices: Any, n: int) -> np.ndarray:
+    """Convert row numbers or a boolean mask to non-negative row numbers; `None` stands for all rows.
 
     Negative row numbers count from the end of the table.
 
@@ -737,7 +705,7 @@ def row_numbers(indices: Any, n: int) -> np.ndarray | None:
         Number of rows of the table.
     """
     if indices is None:
-        return None
+        return np.arange(n)
     rows = np.asarray(indices)
     if rows.dtype == bool:
         if len(rows) != n:
@@ -813,30 +781,13 @@ def _check_finite_embedding(module: nn.Module, embedding: np.ndarray, part: slic
     finite = np.isfinite(embedding).all(axis=1)
     if finite.all():
         return
-    broken = [
-        name
-        for name, values in module.state_dict().items()
-        if values.is_floating_point() and not values.isfinite().all()
-    ]
-    why = (
-        f"its weights are not finite ({join_first(broken)})" if broken else "they are far outside of the training cells"
-    )
+    values = module.state_dict().items()
+    broken = [name for name, value in values if value.is_floating_point() and not value.isfinite().all()]
+    why = "they are far outside of the training cells"
+    if broken:
+        why = f"its weights are not finite ({join_first(broken)})"
     msg = (
         f"The model returns NaN for {(~finite).sum()} of {len(finite)} cells (rows "
-        f"{join_first(_row_numbers(part, ~finite))}) whose inputs are finite: {why}."
+        f"{join_first(np.r_[part][~finite])}) whose inputs are finite: {why}."
     )
     raise ValueError(msg)
-
-
-def _row_numbers(part: slice | np.ndarray, chosen: np.ndarray) -> list[int]:
-    """Return the row numbers, in the table, of chosen cells among cells that were embedded together.
-
-    Parameters
-    ----------
-    part
-        Rows of the cells that were embedded together: a slice, or an array of row numbers.
-    chosen
-        Mask of the chosen cells among these, boolean.
-    """
-    rows = np.arange(part.start, part.stop) if isinstance(part, slice) else part
-    return rows[chosen].tolist()

@@ -47,7 +47,7 @@ def collapse_measures(z_c: Tensor) -> dict[str, float]:
 
 
 def measure_health(
-    module: SCBDModule, batch: dict[str, Tensor], told: Callable[[], bool], remedy: Callable[[], str]
+    module: SCBDModule, batch: dict[str, Tensor], have_different_means: Callable[[], bool], remedy: str
 ) -> tuple[dict[str, float], str]:
     """Compute measures of the health of z_c on a batch of cells, and the text of a warning if z_c is not healthy.
 
@@ -61,18 +61,18 @@ def measure_health(
         Trained module.
     batch
         Batch of cells: inputs, perturbation labels and environments.
-    told
+    have_different_means
         Function that tests whether the mean embeddings of perturbations differ in z_c. It is called only if there is a
         reason for a warning.
     remedy
-        Function that returns advice for the warning. It is called only for a warning that contains advice.
+        Advice for the warning, see :func:`advice_on_collapse`.
 
     Returns
     -------
     The measures, a dictionary as in :attr:`scbd.SCBDModel.health`; and the text of the warning, which is empty if z_c
     is healthy.
     """
-    labels, environments = Groups(batch["y"]), Groups(batch["e"])
+    labels = Groups(batch["y"])
     parts = zip(batch["inputs"].split(_CELLS), batch["e"].split(_CELLS), strict=True)
     with torch.no_grad():
         r_c = torch.cat([module.embed(part.to(module.device), "c", "intermediate", e) for part, e in parts])
@@ -80,7 +80,7 @@ def measure_health(
         z_c, of_sets = on_sphere(h), h if module.set_size > 1 else None
         matched = module.matched(z_c, labels, of_sets)
         supervised = module.supervised(z_c, labels, of_sets)
-        seen = invariance_statistic([z_c], module.side_by_side(environments), labels)
+        seen = invariance_statistic([z_c], module.side_by_side(Groups(batch["e"])), labels)
     health = {
         "supervised_c": float(supervised.shown),
         "ceiling": collapsed_loss(len(supervised.log_normaliser), include_self=module.include_self),
@@ -91,24 +91,27 @@ def measure_health(
     kept = 1.0 if module.auto_alpha is None else float(module.auto_alpha.kept)
     learned = float(module.learned(*matched, supervised.log_normaliser))
     in_doubt = point or kept < _MIN_VALIDATION_RATIO or learned <= 0
-    tells = in_doubt and told()
+    tells = in_doubt and have_different_means()
     collapsed, warning = point and not tells, ""
     health |= {"collapsed": float(collapsed), "final_alpha": float(module.current_alpha)}
     if collapsed:
         warning = (
             f"z_c has collapsed to nearly one point (spread {health['spread']:.3f}, from 0 to 1), and "
-            f"{_MEANS_DO_NOT_DIFFER}. {remedy()}"
+            f"{_MEANS_DO_NOT_DIFFER}. {remedy}"
         )
     elif kept < _MIN_VALIDATION_RATIO:
+        # images can be flipped and rotated at random, features cannot
+        can_augment = getattr(module.preprocess, "augment", True) is False
+        augment = ", and so does SCBDModel(adata, augment=True) where orientation means nothing" * can_augment
         warning = (
             f"z_c has overfitted the training cells: validation cells have {kept:.0%} of the supervised information of "
             f"training cells{', although perturbation means differ' * tells}. Evaluate new cells only. More cells "
-            f"help{_augmentation_advice(module)}; with few cells, a classifier may be better (scbd.baselines.ERMModel)."
+            f"help{augment}; with few cells, a classifier may be better (scbd.baselines.ERMModel)."
         )
     elif learned <= 0 and not tells:
         warning = (
             f"z_c has learned to distinguish few perturbations, if any: its normalised supervised information is "
-            f"{learned:.0%}, and {_MEANS_DO_NOT_DIFFER}. {remedy()}"
+            f"{learned:.0%}, and {_MEANS_DO_NOT_DIFFER}. {remedy}"
         )
     return health, warning
 
@@ -157,12 +160,3 @@ def advice_on_collapse(module: SCBDModule, of_invariance: float) -> str:
         )
     controls = "" if module.controls is not None else " Name controls, if there are some (control=… in setup_anndata)."
     return f"Train on: model.train().{controls}"
-
-
-def _augmentation_advice(module: SCBDModule) -> str:
-    """Return the part of a warning that advises to flip and rotate training images at random.
-
-    It is empty if the model does so already, or if its inputs are features.
-    """
-    of_images_as_they_are = getattr(module.preprocess, "augment", True) is False
-    return ", and so does SCBDModel(adata, augment=True) where orientation means nothing" * of_images_as_they_are

@@ -107,7 +107,7 @@ class TrainingResults:
     A new run replaces them, since they do not apply to other weights.
     """
 
-    centers: dict[str, np.ndarray] = field(default_factory=dict)
+    centers: dict[BlockName, np.ndarray] = field(default_factory=dict)
     """Mean embedding of the controls among the training cells, ``(D,)``, by block: ``"c"`` for z_c, ``"s"`` for z_s."""
     offsets: ResidualOffsets | None = None
     """Residual offset of each environment in z_c; `None` if inputs are not standardised per environment."""
@@ -416,17 +416,24 @@ class EmbeddingModule(Objective):
     def environments(self, e: np.ndarray) -> np.ndarray:
         """Return the codes of the environments that z_s should distinguish, ``(N, C)`` for C environments per cell.
 
+        Environments of different columns have different codes.
+
         Parameters
         ----------
         e
             Codes of the cells' environments, or of combinations of the values of several environment columns, ``(N,)``.
         """
-        return e[:, None]
+        codes = self.columns(torch.from_numpy(e)).numpy()
+        numbered: np.ndarray = codes * codes.shape[1] + np.arange(codes.shape[1])
+        return numbered
 
     def _transforms(self) -> dict[BlockName, InputTransform]:
         blocks: dict[BlockName, Any] = {"c": self.content, "s": self.style}
-        found = {name: block.transform for name, block in blocks.items() if isinstance(block, Encoder)}
-        return {name: transform for name, transform in found.items() if transform is not None}
+        return {
+            name: block.transform
+            for name, block in blocks.items()
+            if isinstance(block, Encoder) and block.transform is not None
+        }
 
     def width(self, block: BlockName, representation: Representation) -> int:
         """Return the number of dimensions of z or r of a block.

@@ -12,9 +12,11 @@ from scvi.data._utils import _get_adata_minify_type
 from torch import nn
 
 from scbd.data._input_location import InputLocation
-from scbd.model._training_cells import cell_digests
+from scbd.model._training_cells import digest_inputs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
     from torch import Tensor
 
@@ -102,9 +104,9 @@ def minified_copy(adata: AnnData, inputs: InputLocation, module: EmbeddingModule
     obsm = {key: values for key, values in adata.obsm.items() if key not in left_out}
     table = AnnData(obs=adata.obs, var=adata.var, uns=uns, obsm=obsm | {_EMBEDDINGS_KEY: z}, obsp=dict(adata.obsp))
     digests = {
-        "inputs": _digest(adata, inputs),
-        "embeddings": _digest(table, _STORED),
-        "weights": _digest_weights(module),
+        "inputs": digest_inputs(inputs.source(adata)),
+        "embeddings": digest_inputs(_STORED.source(table)),
+        "weights": _digest_of_embedding_weights(module),
     }
     table.uns |= {_ADATA_MINIFY_TYPE_UNS_KEY: _MINIFIED_KIND, _DIGESTS_KEY: digests}
     return table
@@ -130,7 +132,7 @@ def stored_embeddings(adata: AnnData, module: EmbeddingModule) -> ImageSource:
         If the table lacks embeddings, or its embeddings were computed with weights that differ from those of
         ``module``.
     """
-    if _EMBEDDINGS_KEY not in adata.obsm or adata.uns[_DIGESTS_KEY]["weights"] != _digest_weights(module):
+    if _EMBEDDINGS_KEY not in adata.obsm or adata.uns[_DIGESTS_KEY]["weights"] != _digest_of_embedding_weights(module):
         msg = (
             "These cells are minified, and hold embeddings of another model, or of this one before it was trained on: "
             "attach the full table, and call minify_adata() again."
@@ -139,24 +141,25 @@ def stored_embeddings(adata: AnnData, module: EmbeddingModule) -> ImageSource:
     return _STORED.source(adata)
 
 
-def digest_of_inputs(adata: AnnData) -> str:
+def digest_of_original_inputs(adata: AnnData) -> str:
     """Return the digest (hash) of the images or features from which the embeddings of a minified table were computed.
 
     The digest is an empty text if the stored embeddings have changed since, for example because rows were selected.
     """
     of = adata.uns[_DIGESTS_KEY]
-    return str(of["inputs"]) if of["embeddings"] == _digest(adata, _STORED) else ""
+    return str(of["inputs"]) if of["embeddings"] == digest_inputs(_STORED.source(adata)) else ""
 
 
-def _digest(adata: AnnData, inputs: InputLocation) -> str:
-    return cell_digests(inputs.source(adata), adata.obs[[]])["images"]
-
-
-def _digest_weights(module: EmbeddingModule) -> str:
+def _digest_of_embedding_weights(module: EmbeddingModule) -> str:
     """Return a digest (hash) of all weights and statistics on which embeddings depend: preprocessing and encoders."""
     digest = hashlib.sha256()
-    for part in filter(None, (module.preprocess, module.content, module.style)):
+    update_with_weights(digest, filter(None, (module.preprocess, module.content, module.style)))
+    return digest.hexdigest()
+
+
+def update_with_weights(digest: hashlib._Hash, parts: Iterable[nn.Module]) -> None:
+    """Add the names and values of all parameters and buffers of some networks to a digest (hash)."""
+    for part in parts:
         for name, tensor in part.state_dict().items():
             digest.update(name.encode())
             digest.update(np.ascontiguousarray(tensor.detach().cpu().float().numpy()).tobytes())
-    return digest.hexdigest()

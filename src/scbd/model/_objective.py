@@ -64,11 +64,6 @@ class EmbeddedBatch(NamedTuple):
     `None` unless the supervised loss uses averages of several cells of a perturbation.
     """
 
-    def gathered(self) -> EmbeddedBatch:
-        """Return the embeddings of the cells of all processes of distributed training, joined to one batch."""
-        h = None if self.h is None else gather_rows(self.h)
-        return EmbeddedBatch(tuple(map(gather_rows, self.z)), list(map(gather_rows, self.passed)), h)
-
 
 class SupervisedLosses(NamedTuple):
     """Supervised losses of z_c for a batch of cells. All fields are scalars, except ``log_normaliser``."""
@@ -158,7 +153,18 @@ class SCBDModule(EmbeddingModule):
         covariates: np.ndarray | None = None,
         controls: np.ndarray | None = None,
     ) -> None:
-        _check_alpha(alpha, invariance)
+        check_choice("invariance", invariance, Invariance)
+        if not isinstance(alpha, str):
+            check_number("alpha", alpha)
+        elif alpha != "auto":
+            msg = f"alpha={alpha!r} is not known: give a number, or 'auto'."
+            raise ValueError(msg)
+        elif invariance != "variance":
+            msg = (
+                f"alpha='auto' knows the scale of invariance='variance', not of {invariance!r}: give a number, or "
+                "choose one by a sweep (scbd.select_alpha)."
+            )
+            raise ValueError(msg)
         check_count("n_latent", n_latent)
         check_temperature(temperature)
         check_smoothing(smoothing)
@@ -208,10 +214,8 @@ class SCBDModule(EmbeddingModule):
         covariates, controls
             See :class:`SCBDModule`.
         """
-        known = [
-            None if codes is None else torch.as_tensor(codes, device=self.device) for codes in (covariates, controls)
-        ]
-        self.covariates, self.controls = known
+        self.covariates = None if covariates is None else torch.as_tensor(covariates, device=self.device)
+        self.controls = None if controls is None else torch.as_tensor(controls, device=self.device)
 
     def learned(self, z_c: Tensor, y: Groups, normaliser: Tensor) -> Tensor:
         """Compute the normalised supervised information of z_c, without label smoothing.
@@ -243,22 +247,6 @@ class SCBDModule(EmbeddingModule):
         only. If most wells are controls, the information on controls would otherwise hide that on perturbations.
         """
         return None if self.controls is None else ~torch.isin(y.labels, self.controls.to(y.labels.device))
-
-    def environments(self, e: np.ndarray) -> np.ndarray:
-        """Return the codes of each cell's environments, ``(N, C)``, one for each of C separate environment columns.
-
-        Environments of different columns have different codes.
-
-        Parameters
-        ----------
-        e
-            Codes of the environments of the cells, ``(N,)``; with several columns, codes of the combinations of their
-            values.
-        """
-        if self.covariates is None:
-            return super().environments(e)
-        codes = self.covariates.cpu().numpy()[e]
-        return codes * codes.shape[1] + np.arange(codes.shape[1])
 
     def forward(
         self,
@@ -301,10 +289,10 @@ class SCBDModule(EmbeddingModule):
         y, e, ramp
             See :meth:`forward`.
         """
-        embedded = embedded.gathered()
         of_y, of_e = Groups(gather_rows(y)), Groups(gather_rows(e))
-        z_c, *z_s = embedded.z
-        supervised = self.supervised(z_c, of_y, embedded.h)
+        z_c, *z_s = map(gather_rows, embedded.z)
+        passed, h = map(gather_rows, embedded.passed), None if embedded.h is None else gather_rows(embedded.h)
+        supervised = self.supervised(z_c, of_y, h)
         loss, parts = supervised.loss, {"supervised_c": supervised.shown, "learned_c": supervised.learned}
         environments = self.side_by_side(of_e)
         for z in z_s:
@@ -318,7 +306,7 @@ class SCBDModule(EmbeddingModule):
             parts["learned_s"] = torch.stack(learned).mean()
             loss = loss + parts["supervised_s"]
         if self.invariance == "variance":
-            effects = environment_effects((*embedded.passed, z_c), environments, of_y)
+            effects = environment_effects((*passed, z_c), environments, of_y)
             parts |= {"invariance_c": effects.statistic, "interaction_c": effects.interaction}
             parts["environment_c"] = effects.embedding_statistic
         else:
@@ -340,9 +328,7 @@ class SCBDModule(EmbeddingModule):
         e
             Cells grouped by environment; with several columns, by the combination of their values.
         """
-        if self.covariates is None:
-            return [e]
-        return [Groups(codes) for codes in self.covariates.to(e.labels.device)[e.labels].T]
+        return [e] if self.covariates is None else [Groups(codes) for codes in self.columns(e.labels).T]
 
     def columns(self, e: Tensor) -> Tensor:
         """Return the codes of the environments of cells in each separate environment column, ``(B, K)``.
@@ -351,8 +337,7 @@ class SCBDModule(EmbeddingModule):
         """
         if self.covariates is None or e.ndim > 1:
             return super().columns(e)
-        codes: Tensor = self.covariates.to(e.device)[e]
-        return codes
+        return self.covariates.to(e.device)[e]
 
     def matched(self, z_c: Tensor, y: Groups, h: Tensor | None) -> tuple[Tensor, Groups]:
         """Return the points that the supervised loss of z_c compares, and the perturbation labels of the points.
@@ -441,22 +426,3 @@ class SCBDModule(EmbeddingModule):
         """
         if model.decoder_settings_:
             self.decoder = self.make_decoder(model.decoder_settings_["likelihood"], model.decoder_settings_["width"])
-
-
-def _check_alpha(alpha: Alpha, invariance: str) -> None:
-    """Raise a ``ValueError`` unless alpha is a valid weight of the invariance loss.
-
-    Valid are non-negative numbers, and ``"auto"`` if the form of the invariance loss is ``"variance"``.
-    """
-    check_choice("invariance", invariance, Invariance)
-    if not isinstance(alpha, str):
-        check_number("alpha", alpha)
-    elif alpha != "auto":
-        msg = f"alpha={alpha!r} is not known: give a number, or 'auto'."
-        raise ValueError(msg)
-    elif invariance != "variance":
-        msg = (
-            f"alpha='auto' knows the scale of invariance='variance', not of {invariance!r}: give a number, or "
-            "choose one by a sweep (scbd.select_alpha)."
-        )
-        raise ValueError(msg)

@@ -212,9 +212,15 @@ class TrainingPlan(L.LightningModule):
         self.encoder_lr = encoder_lr
         self.lr_decay = lr_decay
         self._encoders = [part for part in module.modules() if isinstance(part, Encoder)]
+        self._encoder_parameters = [parameter for part in self._encoders for parameter in part.encoder.parameters()]
         if encoder_lr is not None:
             check_number("encoder_lr", encoder_lr)
-            self._check_encoders()
+            if not self._encoders:
+                msg = "encoder_lr: this model has no encoder, leave it out."
+                raise ValueError(msg)
+            if encoder_lr == 0 and {*map(id, self._encoder_parameters)}.issuperset(map(id, module.parameters())):
+                msg = "encoder_lr=0 leaves nothing to learn, this encoder embeds by itself: leave it out."
+                raise ValueError(msg)
         self.n_steps_alpha_warmup = n_steps_alpha_warmup
         self.seed = seed
         self.first_step = first_step
@@ -248,23 +254,12 @@ class TrainingPlan(L.LightningModule):
             part.freeze(self.encoder_lr == 0)
         if self.encoder_lr is None:
             return [{"params": list(self.module.parameters())}]
-        own = [parameter for part in self._encoders for parameter in part.encoder.parameters()]
-        known = set(map(id, own))
-        others = [parameter for parameter in self.module.parameters() if id(parameter) not in known]
-        return [{"params": others}, *([{"params": own, "lr": self.encoder_lr}] if self.encoder_lr else [])]
-
-    def _check_encoders(self) -> None:
-        """Raise ``ValueError`` if the argument ``encoder_lr`` does not suit the model.
-
-        This is the case if the model has no encoder, or if ``encoder_lr=0`` would freeze all parameters of the model.
-        """
-        if not self._encoders:
-            msg = "encoder_lr: this model has no encoder, leave it out."
-            raise ValueError(msg)
-        own = {id(parameter) for part in self._encoders for parameter in part.encoder.parameters()}
-        if self.encoder_lr == 0 and own.issuperset(map(id, self.module.parameters())):
-            msg = "encoder_lr=0 leaves nothing to learn, this encoder embeds by itself: leave it out."
-            raise ValueError(msg)
+        own = set(map(id, self._encoder_parameters))
+        others = [parameter for parameter in self.module.parameters() if id(parameter) not in own]
+        groups: list[dict[str, Any]] = [{"params": others}]
+        if self.encoder_lr > 0:
+            groups.append({"params": self._encoder_parameters, "lr": self.encoder_lr})
+        return groups
 
     def configure_callbacks(self) -> list[Callback]:
         """Return a list with the callback that trains the linear classifier of perturbations; empty without it."""
@@ -314,10 +309,18 @@ class TrainingPlan(L.LightningModule):
         The two are logged only if the module returns z_c with its losses. With ``alpha="auto"``, alpha is also adapted
         to the supervised information of the validation cells.
         """
-        if self.module.alpha_rule is not None:
-            self.module.alpha_rule.validate(
-                torch.stack(self._validation_information), self._information_of_training_cells()
-            )
+        trainer, rule = self.trainer, self.module.alpha_rule
+        if rule is not None:
+            # The information of training cells is computed in batches that are drawn in the same way as validation
+            # batches. If the information of the validation cells is lower, the model has overfitted the training cells.
+            # The module is called directly. A validation step of Lightning would call the validation hooks of
+            # callbacks, although these cells are training cells.
+            with trainer.precision_plugin.val_step_context():
+                known = [
+                    self.module(**trainer.strategy.batch_to_device(batch)).parts["learned_c"]
+                    for batch in trainer.datamodule.matched_dataloader()  # type: ignore[attr-defined]
+                ]
+            rule.validate(torch.stack(self._validation_information), torch.stack(known) if known else torch.empty(0))
             self._validation_information.clear()
         if self._embeddings:
             for name, value in collapse_measures(torch.cat(self._embeddings)).items():
@@ -334,22 +337,6 @@ class TrainingPlan(L.LightningModule):
             )
             raise TypeError(msg)
         return losses
-
-    def _information_of_training_cells(self) -> Tensor:
-        """Compute the normalised supervised information of z_c in batches of training cells, one number per batch.
-
-        The batches are drawn in the same way as validation batches. If the information in the validation batches is
-        lower, the model has overfitted the training cells.
-        """
-        trainer = self.trainer
-        # The module is called directly. A validation step of Lightning would call the validation hooks of callbacks,
-        # although these cells are training cells.
-        with trainer.precision_plugin.val_step_context():
-            learned = [
-                self.module(**trainer.strategy.batch_to_device(batch)).parts["learned_c"]
-                for batch in trainer.datamodule.matched_dataloader()  # type: ignore[attr-defined]
-            ]
-        return torch.stack(learned) if learned else torch.empty(0)
 
     def on_train_start(self) -> None:
         """Log a warning if the run ends during the preliminary steps, so that some terms of the loss never apply."""

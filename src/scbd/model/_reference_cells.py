@@ -6,13 +6,13 @@ contain the same perturbations, or perturbations so numerous that no single one 
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from scipy import stats
 
+from scbd._shared.messages import warn_user
 from scbd.model._interfaces import ReferenceBatches
 
 if TYPE_CHECKING:
@@ -96,13 +96,13 @@ def choose_reference_kind(
         by_controls = have >= _MIN_FRACTION_WITH_CONTROLS and not same
         return ("controls", all_cells or "controls") if by_controls else (all_cells, all_cells)
     if asked == "controls" and have < _MIN_FRACTION_WITH_CONTROLS:
-        _warn(
+        warn_user(
             f"standardize_by='controls': {1 - have:.0%} of the training cells lie in environments with fewer than "
             f"{_MIN_CONTROLS_PER_ENVIRONMENT} controls, which say little of them: name more controls, or use a coarser "
             "e_key."
         )
     if asked == "cells" and unlike.mean() >= _MAX_FREQUENCY_DISTANCE:
-        _warn(
+        warn_user(
             "standardize_by='cells': environments hold different perturbations, and what these do is taken out of the "
             "inputs with what environments do. Use 'auto', which would not, or a coarser e_key."
         )
@@ -285,42 +285,19 @@ def draw_reference_cells(
         For all cells: codes of their environments, mask of the reference cells, and mask of the controls that replace
         missing reference cells, each ``(N, K)``; see :class:`ReferenceBatches`.
     """
-    rng, masks = np.random.default_rng(0), [used] if controls is None else [used, controls]
-    drawn = [_draw_rows(rng, rows, codes, mask) for mask in masks]
+    rng, masks, drawn = np.random.default_rng(0), [used] if controls is None else [used, controls], []
+    for mask in masks:
+        of_mask = [np.empty(0, dtype=np.int64)]
+        for column, use in zip(codes.T, mask.T, strict=True):
+            usable = rng.permutation(rows[use[rows]])
+            usable = usable[np.argsort(column[usable], kind="stable")]
+            _, first, counts = np.unique(column[usable], return_index=True, return_counts=True)
+            most = int(np.clip(_MAX_REFERENCE_CELLS // max(1, len(counts)), _MIN_PER_ENVIRONMENT, _MAX_PER_ENVIRONMENT))
+            # number of each cell among the cells of its environment, in random order
+            place = np.arange(len(usable)) - np.repeat(first, counts)
+            of_mask.append(usable[place < most])
+        drawn.append(np.concatenate(of_mask))
     chosen = np.unique(np.concatenate(drawn))
     blocks = np.array_split(chosen, -(-len(chosen) // _CELLS_PER_READ)) if len(chosen) else []
     kept = [mask[chosen] & np.isin(chosen, some)[:, None] for mask, some in zip(masks, drawn, strict=True)]
     return ReferenceBatches(lambda: (torch.from_numpy(source.read(block)) for block in blocks), codes[chosen], *kept)
-
-
-def _draw_rows(rng: np.random.Generator, rows: np.ndarray, codes: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """Draw random rows of reference cells for each environment column, up to a common maximum per environment.
-
-    Parameters
-    ----------
-    rng
-        Random number generator.
-    rows
-        Rows that may be drawn.
-    codes
-        Codes of the environments of all cells in K columns, int64 ``(N, K)``.
-    used
-        Mask of the reference cells in each column, boolean ``(N, K)``.
-
-    Returns
-    -------
-    The rows drawn for all columns, concatenated. A row may occur once per column.
-    """
-    drawn = [np.empty(0, dtype=np.int64)]
-    for column, use in zip(codes.T, used.T, strict=True):
-        usable = rng.permutation(rows[use[rows]])
-        usable = usable[np.argsort(column[usable], kind="stable")]
-        _, first, counts = np.unique(column[usable], return_index=True, return_counts=True)
-        most = int(np.clip(_MAX_REFERENCE_CELLS // max(1, len(counts)), _MIN_PER_ENVIRONMENT, _MAX_PER_ENVIRONMENT))
-        place = np.arange(len(usable)) - np.repeat(first, counts)
-        drawn.append(usable[place < most])
-    return np.concatenate(drawn)
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import inspect
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +13,7 @@ import torch
 from scbd._shared.checks import check_count, check_number, count_or_default, join_first
 from scbd._shared.keys import Y_REGISTRY
 from scbd._shared.labels import as_columns, label_text, label_values
+from scbd._shared.messages import warn_user
 from scbd.model._arguments import REPLACEMENTS, check_argument_names, explain_arguments, keyword_names
 from scbd.model._base import ImageModel, describe_n_parameters, encoder_name
 from scbd.model._decode import CELLS_READ_PER_BLOCK, DECODE_BATCH_SIZE, DecodeMixin
@@ -23,7 +24,7 @@ from scbd.model._health import advice_on_collapse, means_differ, measure_health
 from scbd.model._minified import block_names
 from scbd.model._objective import Invariance, SCBDModule, StyleTarget
 from scbd.model._presets import PRESETS, Preset, PresetName, fill_from_preset
-from scbd.model._train import TRAINER_ARGUMENTS, TrainMixin
+from scbd.model._train import TRAINER_ARGUMENTS, TrainMixin, TrainSettings
 from scbd.nn._groups import Groups
 
 if TYPE_CHECKING:
@@ -343,7 +344,9 @@ class SCBDModel(DecodeMixin, ImageModel):
             raise ValueError(msg)
         self._adata_or_attached(None)
         decoder = self.module.make_decoder(self._choose_likelihood(likelihood), width)
-        settings = self._make_train_settings(**{"lr": _DECODER_LR} | training)
+        bound = inspect.signature(self.train).bind(**{"lr": _DECODER_LR} | training)
+        bound.apply_defaults()
+        settings = TrainSettings(**bound.arguments)
         if not joint:
             n, p = settings.batch_size, training.get("perturbations_per_batch")
             # at most half of the rows form a batch, so that even a table of a few wells gives two batches
@@ -426,24 +429,18 @@ class SCBDModel(DecodeMixin, ImageModel):
             msg = f"to={to!r}: no cell has this perturbation. Those of {y_key!r} are {join_first(np.unique(labels))}."
             raise KeyError(msg)
         rows = row_numbers(indices, adata.n_obs)
-        rows = np.arange(adata.n_obs) if rows is None else rows
         blocks = {block: self._embedded(block, adata, rows, batch_size) for block in block_names(self.module)}
         names, places = np.unique([wanted, *labels[rows]], return_inverse=True)
-        means = np.stack([self._mean_content(adata, labels == name, batch_size) for name in names])
-        step = means[places[0]] - means[places[1:]]
+        means = []
+        for name in names:
+            same = np.random.default_rng(0).permutation(np.flatnonzero(labels == name))[:_MAX_CELLS_PER_MEAN]
+            means.append(self._embedded("c", adata, np.sort(same), batch_size).mean(0))
+        step = means[places[0]] - np.stack(means)[places[1:]]
         path = blocks["c"][:, None] + np.linspace(0, 1, n_steps, dtype=np.float32)[:, None] * step[:, None]
         path /= np.linalg.norm(path, axis=-1, keepdims=True)
         others = [np.repeat(z, n_steps, axis=0) for block, z in blocks.items() if block != "c"]
         images = self.decode(path.reshape(-1, path.shape[-1]), *others, batch_size=batch_size)
         return images.reshape(len(rows), n_steps, *images.shape[1:])
-
-    def _mean_content(self, adata: AnnData, of_label: np.ndarray, batch_size: int) -> np.ndarray:
-        """Return the mean z_c ``(D,)`` of the cells of a perturbation, which are given by a boolean mask.
-
-        If there are more than 1,000 cells, the mean is computed from 1,000 random cells, the same in each call.
-        """
-        rows = np.random.default_rng(0).permutation(np.flatnonzero(of_label))[:_MAX_CELLS_PER_MEAN]
-        return self._embedded("c", adata, np.sort(rows), batch_size).mean(0)
 
     def _choose_likelihood(self, asked: Likelihood | Literal["auto"]) -> Likelihood:
         """Return the likelihood of the decoder: the requested one, or for ``"auto"`` one that fits the intensities.
@@ -491,12 +488,8 @@ class SCBDModel(DecodeMixin, ImageModel):
         finally:
             self.module.decoder, self.decoder_settings_ = decoder, settings
 
-    def _discard_results(self) -> None:
-        """Discard what was computed from earlier weights, and the decoder, which was trained on their embeddings."""
-        super()._discard_results()
-        self._remove_decoder()
-
     def _remove_decoder(self) -> None:
+        """Remove the decoder, which was trained on embeddings of earlier weights, and its history."""
         self.module.decoder = None
         self.decoder_settings_ = {}
         if self.history_:
@@ -535,15 +528,17 @@ class SCBDModel(DecodeMixin, ImageModel):
             Data module of the run. Its first validation batch is used, or its first training batch if the run had no
             validation cells.
         """
-        of_invariance = self._max_invariance_fraction()
-        self.results_.diagnostics, warning = measure_health(
-            self.module,
-            data.example_batch(),
-            self._has_different_means,
-            lambda: advice_on_collapse(self.module, of_invariance),
-        )
+        # largest fraction of the total loss that the invariance loss has made up, over the logged training steps
+        history, largest = self.history_ or {}, 0.0
+        if "train_loss" in history:
+            loss, invariance = (history[f"train_{name}"][f"train_{name}"] for name in ("loss", "invariance_c"))
+            alpha = history["alpha"]["alpha"] if "alpha" in history else self.module.alpha
+            largest = min(float((alpha * invariance / loss).abs().max()), 1.0)
+        remedy = advice_on_collapse(self.module, largest)
+        batch = data.example_batch()
+        self.results_.diagnostics, warning = measure_health(self.module, batch, self._has_different_means, remedy)
         if warning:
-            warnings.warn(warning, UserWarning, stacklevel=5)
+            warn_user(warning)
 
     def _has_different_means(self) -> bool:
         """Test whether the mean z_c differs between perturbations more than between random groups (permuted labels).
@@ -554,19 +549,6 @@ class SCBDModel(DecodeMixin, ImageModel):
         rows = np.sort(np.random.default_rng(0).permutation(rows)[:_MEANS_TEST_CELLS])
         z = self.get_latent_representation(indices=rows, enable_progress_bar=False)
         return means_differ(torch.from_numpy(z), Groups(torch.from_numpy(self._codes(self.adata, Y_REGISTRY)[rows])))
-
-    def _max_invariance_fraction(self) -> float:
-        """Compute the largest fraction of the total loss that the invariance loss has made up during training.
-
-        The fraction is alpha times the invariance loss, divided by the total loss. The result is the maximum over the
-        logged training steps, and at most 1.
-        """
-        history = self.history_ or {}
-        if "train_loss" not in history:
-            return 0.0
-        loss, invariance = (history[f"train_{name}"][f"train_{name}"] for name in ("loss", "invariance_c"))
-        alpha = history["alpha"]["alpha"] if "alpha" in history else self.module.alpha
-        return min(float((alpha * invariance / loss).abs().max()), 1.0)
 
     def _summary_lines(self) -> list[tuple[str, str]]:
         """Return the lines of ``print(model)`` about the embeddings, the encoder and the losses.

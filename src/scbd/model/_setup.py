@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import warnings
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -35,14 +33,11 @@ from scbd._shared.labels import (
     CROSS_SEPARATOR,
     as_columns,
     check_anndata,
-    check_control_labels,
-    control_label_texts,
     encode_labels,
-    find_likely_controls,
-    label_text,
     label_values,
     split_crossed_label,
 )
+from scbd._shared.messages import warn_user
 from scbd.data._channels import check_channel_names, check_images_match_registered
 from scbd.data._fields import FeatureField, ImageField, LabelField, match_features
 from scbd.data._input_location import InputLocation
@@ -66,13 +61,12 @@ from scbd.model._design import (
 from scbd.model._environment_alignment import CellLabels, EnvironmentAlignment
 from scbd.model._interfaces import TrainingResults
 from scbd.model._minified import (
-    StoredEmbeddings,
-    digest_of_inputs,
+    digest_of_original_inputs,
     is_minified,
     missing_inputs_message,
     stored_embeddings,
 )
-from scbd.model._training_cells import TRAIN_SIZE, cell_digests
+from scbd.model._training_cells import digest_inputs
 from scbd.nn._encoders import IdentityLinear
 from scbd.nn._environment_scaling import EnvironmentScaling
 from scbd.nn._feature_scaling import FeatureScaling
@@ -108,8 +102,11 @@ _DEFAULT_WHITENING: dict[str | nn.Module, Whitening] = {"linear": "plda", "mlp":
 _IMAGE_SETTINGS: dict[str, Any] = {"image_size": None, "intensity": "auto"}
 # arguments of a model's constructor that are valid only for features, with their defaults
 _FEATURE_SETTINGS: dict[str, Any] = {"clip": 20.0}
-# default arguments of train for features with a linear encoder, which starts as the identity and needs few steps
-_LINEAR_TRAIN_DEFAULTS = {"max_steps": 50, "lr": 1e-4}
+# Default arguments of train for features with a linear encoder, which starts as the identity and needs few steps. All
+# cells are training cells, because validation would show little: the encoder starts close to its final state. Moreover,
+# features often describe wells. If each perturbation has only a few wells, a random tenth of the wells contains hardly
+# any two wells of one perturbation, and the validation loss would be meaningless.
+_LINEAR_TRAIN_DEFAULTS = {"max_steps": 50, "lr": 1e-4, "train_size": 1.0}
 # default arguments of train for features with an encoder that is not linear
 _MLP_TRAIN_DEFAULTS = {"max_steps": 200, "lr": 1e-3}
 # default arguments of train for images with the encoder "small"
@@ -160,12 +157,22 @@ class SetupMixin(BaseMinifiedModeModelClass):
     def __init__(self, adata: AnnData | None = None, registry: dict[str, Any] | None = None) -> None:
         super().__init__(adata, registry)
         self.results_ = TrainingResults()
+        self.training_settings_: dict[str, Any] = {}
         source = None if adata is None else self.adata_manager._source_registry
         # The model keeps the registered labels and settings of the table that it was first set up with, even if another
         # table is attached.
         if source is not None:
             self.registry_ = source
             self.summary_stats = ScreenManager._get_summary_stats_from_registry(source)
+        setup, columns = self.registry_[_SETUP_ARGS_KEY], self._registered(E_REGISTRY)["columns"]
+        # location of the images or features in a table: the keys that were given to setup_anndata
+        self._inputs = InputLocation(*(setup.get(name) for name in InputLocation._fields))
+        # properties of the registered images or features, such as shape, type and names
+        self._registered_inputs = self._registered(IMAGE_REGISTRY) or self._registered(FEATURE_REGISTRY)
+        # Names of the environment columns of obs. Environments that are treated separately have a tuple with one name
+        # each. If environments are combinations of several columns, these columns form a single tuple.
+        separate = has_separate_environments(self.registry_)
+        self._environment_columns = [(column,) for column in columns] if separate else [tuple(columns)]
 
     @classmethod
     @explain_arguments(
@@ -286,17 +293,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
             labels.append(LabelField(POSITION_REGISTRY, position_key))
         design = None
         if kwargs.get("source_registry") is None:
-            both = [column for column in as_columns(y_key) if column in as_columns(e_key)]
-            if both:
-                msg = (
-                    f"{both[0]!r} is named as y_key and as e_key, and z_c cannot carry what it is to be blind to: name "
-                    "as e_key what cells were imaged in, such as the well or the plate."
-                )
-                raise ValueError(msg)
-            design = ExperimentalDesign.of(adata.obs, y_key, e_key, e_columns)
-            if control is not None:
-                y, *e = (list(map(label_text, of.cat.categories)) for of in (design.y, *design.environments.values()))
-                check_control_labels(control, y, y_key, chain(*e))
+            design = ExperimentalDesign.of(adata.obs, y_key, e_key, e_columns, control)
         else:
             # If the model exists already and new cells are attached to it, the new cells need no labels. Only the
             # labels present in their table are registered.
@@ -305,11 +302,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
         manager.register_fields(adata, **kwargs)
         cls.register_manager(manager)
         if design is not None:
-            check_design(design, () if control is None else control_label_texts(control))
-            unnamed = find_likely_controls(design.y.cat.categories) if control is None else []
-            if unnamed:
-                message = "No controls were named, and %s looks like one: if so, set up with control=%r."
-                logger.warning(message, ", ".join(unnamed), unnamed[0] if len(unnamed) == 1 else unnamed)
+            check_design(design)
 
     @property
     def adata(self) -> Any:
@@ -326,9 +319,11 @@ class SetupMixin(BaseMinifiedModeModelClass):
         if adata is None:
             msg = "adata=None: give cells to attach."
             raise ValueError(msg)
-        self._module_and_source(adata)
-        setup = self.registry_[_SETUP_ARGS_KEY]
-        self.setup_anndata(adata, source_registry=self.registry_, **setup)
+        if is_minified(adata):
+            stored_embeddings(adata, self.module)  # raises an error if they were computed with other weights
+        else:
+            self._source(adata)  # raises an error if the inputs do not match the model
+        self.setup_anndata(adata, source_registry=self.registry_, **self.registry_[_SETUP_ARGS_KEY])
         self._adata = adata
         self._adata_manager = self._get_most_recent_anndata_manager(adata, required=True)
         self._register_manager_for_instance(self._adata_manager)
@@ -373,24 +368,9 @@ class SetupMixin(BaseMinifiedModeModelClass):
         adata
             Table that is attached to the model.
         """
-        trained_on = getattr(self, "training_settings_", {}).get("images")
-        if is_minified(adata):
-            images = digest_of_inputs(adata)
-        else:
-            images = cell_digests(self._source(adata), adata.obs[[]])["images"]
-        self._record_cells(adata, others=trained_on not in (None, images))
-
-    def _record_cells(self, adata: AnnData, *, others: bool) -> None:
-        """Record the result of comparing the attached table with the table that the model was trained on.
-
-        Parameters
-        ----------
-        adata
-            Table that is attached to the model. The names of its cells are recorded, too.
-        others
-            Whether the inputs of this table differ from those of the training table.
-        """
-        self._has_other_cells, self._compared_names = others, adata.obs_names
+        trained_on = self.training_settings_.get("images")
+        inputs = digest_of_original_inputs(adata) if is_minified(adata) else digest_inputs(self._source(adata))
+        self._has_other_cells, self._compared_names = trained_on not in (None, inputs), adata.obs_names
 
     def _has_other_cells_attached(self) -> bool:
         """Return whether the table attached to the model differs from the table that the model was trained on.
@@ -406,7 +386,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
             return True
         # If the names of the attached cells have changed, the cells were either reordered or only renamed. A comparison
         # of the inputs with those of the training cells decides between the two.
-        if not (names.is_(before) or names.equals(before)):
+        if not names.equals(before):
             self._compare_with_training_cells(self.adata)
         return self._has_other_cells
 
@@ -427,29 +407,8 @@ class SetupMixin(BaseMinifiedModeModelClass):
         check_channel_names(adata.var, inputs.stored(adata).shape[1], registered, inputs.image_key)
         return source
 
-    def _module_and_source(self, adata: AnnData) -> tuple[EmbeddingModule | StoredEmbeddings, ImageSource]:
-        """Return the module that embeds the cells of a table, and the object from which the inputs are read.
-
-        A minified table (see :meth:`minify_adata`) holds embeddings instead of inputs. For such a table, the inputs are
-        the stored embeddings, and the module returns them without computation.
-        """
-        if is_minified(adata):
-            return StoredEmbeddings(self.module), stored_embeddings(adata, self.module)
-        return self.module, self._source(adata)
-
     def _registered(self, key: str) -> dict[str, Any]:
         return self.registry_[_FIELD_REGISTRIES_KEY].get(key, {}).get(_STATE_REGISTRY_KEY, {})
-
-    @property
-    def _registered_inputs(self) -> dict[str, Any]:
-        """Properties of the images or features that :meth:`setup_anndata` registered, such as shape, type and names."""
-        return self._registered(IMAGE_REGISTRY) or self._registered(FEATURE_REGISTRY)
-
-    @property
-    def _inputs(self) -> InputLocation:
-        """Location of the images or features in a table: the keys that were given to :meth:`setup_anndata`."""
-        setup = self.registry_[_SETUP_ARGS_KEY]
-        return InputLocation(*(setup.get(name) for name in InputLocation._fields))
 
     def _codes(self, adata: AnnData, key: str) -> np.ndarray:
         """Return the integer codes of the cells' labels of one kind (perturbation, environment), int64 ``(N,)``.
@@ -481,13 +440,6 @@ class SetupMixin(BaseMinifiedModeModelClass):
         registered["categories"].extend(unknown)
         return codes
 
-    def _position_codes(self, adata: AnnData) -> np.ndarray | None:
-        """Return the integer code of each cell's position on the plate, int64 ``(N,)``.
-
-        The result is `None` if no ``position_key`` was given to :meth:`setup_anndata`.
-        """
-        return self._codes(adata, POSITION_REGISTRY) if self._registered(POSITION_REGISTRY) else None
-
     def _control_mask(self, adata: AnnData) -> np.ndarray | None:
         """Return a mask of the controls among the cells of a table, boolean ``(N,)``.
 
@@ -506,24 +458,14 @@ class SetupMixin(BaseMinifiedModeModelClass):
         categories = list(self._registered(Y_REGISTRY)["categories"])
         return np.array([categories.index(label) for label in match_control_labels(control, categories)])
 
-    @property
-    def _environment_columns(self) -> list[tuple[str, ...]]:
-        """Names of the environment columns of ``obs``, as a list of tuples.
-
-        Environments that are treated separately have a tuple with one name each. If environments are combinations of
-        several columns, these columns form a single tuple.
-        """
-        columns = self._registered(E_REGISTRY)["columns"]
-        return [(column,) for column in columns] if has_separate_environments(self.registry_) else [tuple(columns)]
-
     def _cell_labels(self, adata: AnnData) -> CellLabels:
         """Return the integer codes of the labels of the cells of a table, which may lack labels or have new ones."""
-        known_y, known_e = (self._registered(key)["categories"] for key in (Y_REGISTRY, E_REGISTRY))
-        known_by_column: Sequence[Sequence[Any]] = [known_e]
+        of_y, known_e = self._registered(Y_REGISTRY), self._registered(E_REGISTRY)["categories"]
+        known_by_column: list[list[Any]] = [known_e]
         if has_separate_environments(self.registry_):
             values = zip(*map(split_crossed_label, known_e), strict=True)
             known_by_column = [list(dict.fromkeys(column)) for column in values]
-        y, _ = _encode_if_present(adata.obs, self._registered(Y_REGISTRY)["columns"], known_y)
+        y, _ = _encode_if_present(adata.obs, of_y["columns"], of_y["categories"])
         codes, names = [], []
         for columns, known in zip(self._environment_columns, known_by_column, strict=True):
             e, new = _encode_if_present(adata.obs, columns, known)
@@ -592,9 +534,8 @@ class SetupMixin(BaseMinifiedModeModelClass):
             return encoder
         if self._inputs.image_key is not None:
             return "resnet18" if registered["accelerated"] else "small"
-        return (
-            "mlp" if registered["n_rows"] >= _MIN_ROWS_PER_FEATURE_FOR_MLP * len(registered["features"]) else "linear"
-        )
+        rows_per_feature = registered["n_rows"] / len(registered["features"])
+        return "mlp" if rows_per_feature >= _MIN_ROWS_PER_FEATURE_FOR_MLP else "linear"
 
     def _make_transform(
         self,
@@ -654,7 +595,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
                 "position_key is not used: effects of positions are removed only from features, with control=… and "
                 "whitening='within', 'lda' or 'plda'."
             )
-            warnings.warn(msg, UserWarning, stacklevel=5)
+            warn_user(msg)
         return transform
 
     @property
@@ -663,22 +604,8 @@ class SetupMixin(BaseMinifiedModeModelClass):
         if self._inputs.image_key is not None:
             asked = self.init_params_["non_kwargs"].get("encoder")
             return _SMALL_TRAIN_DEFAULTS if asked is not None and self._encoder(asked) == "small" else {}
-        return _LINEAR_TRAIN_DEFAULTS if self._is_linear else _MLP_TRAIN_DEFAULTS
-
-    @property
-    def _train_size(self) -> float:
-        """Default fraction of the cells that are used for training in a random split.
-
-        The default is 0.9, and 1.0 for a linear encoder. A linear encoder starts close to its final state, so that
-        validation would show little. Moreover, features often describe wells. If each perturbation has only a few
-        wells, a random tenth of the wells contains hardly any two wells of one perturbation, and the validation loss
-        would be meaningless.
-        """
-        return 1.0 if self._is_linear else TRAIN_SIZE
-
-    @property
-    def _is_linear(self) -> bool:
-        return any(isinstance(part, IdentityLinear) for part in self.module.modules())
+        is_linear = any(isinstance(part, IdentityLinear) for part in self.module.modules())
+        return _LINEAR_TRAIN_DEFAULTS if is_linear else _MLP_TRAIN_DEFAULTS
 
 
 def _encode_if_present(obs: pd.DataFrame, columns: Sequence[str], known: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 import os
 import signal
 import tempfile
-import warnings
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,8 +25,9 @@ from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 
 from scbd._shared.checks import check_choice, check_count, format_count
 from scbd._shared.files import local_path, remove_partials
-from scbd._shared.keys import E_REGISTRY, Y_REGISTRY
-from scbd._shared.labels import as_columns, label_text
+from scbd._shared.keys import E_REGISTRY, POSITION_REGISTRY, Y_REGISTRY
+from scbd._shared.labels import as_columns, as_list, label_text
+from scbd._shared.messages import without_messages
 from scbd.data._splits import Split
 from scbd.model._arguments import (
     REPLACEMENTS,
@@ -44,25 +43,31 @@ from scbd.model._callbacks import (
     EarlyStopping,
     History,
     LastState,
+    ResumableCheckpoint,
     TrainingDiverged,
+    check_checkpoint_matches,
+    find_checkpoint,
 )
-from scbd.model._checkpoints import ResumableCheckpoint, check_checkpoint_matches, find_checkpoint
 from scbd.model._design import has_separate_environments
 from scbd.model._embed import EmbedMixin, keep_freed_memory
 from scbd.model._interfaces import TrainingResults
 from scbd.model._plan import OnlineHead
 from scbd.model._training_cells import (
-    cell_digests,
+    TRAIN_SIZE,
     choose_split,
+    digest_inputs,
+    digest_labels,
     draw_training_sample,
     label_column_codes,
-    split_digest,
     warn_if_single_cell_perturbations,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
+
+    import torch
+    from lightning.pytorch.callbacks import Callback
 
     from scbd.data._loading import ImageDataModule
     from scbd.data._sources import ImageSource
@@ -89,6 +94,18 @@ TRAINER_ARGUMENTS = tuple(name for name in keyword_names(L.Trainer.__init__) if 
 _RESERVED_PLAN_ARGUMENTS = ("module", "seed", "first_step", "settings", "head")
 # arguments of the data module that the model sets, so that users cannot give them in batch_kwargs
 _RESERVED_BATCH_ARGUMENTS = ("source", "y", "e", "split", "mixed_by", "max_steps", "first_step")
+# regular expressions of warnings that Lightning raises about deliberate choices of this package, and that are silenced
+_SILENCED_WARNINGS = (
+    ".*does not have many workers.*",
+    ".*Checkpoint directory .* exists and is not empty.*",
+    ".*The dirpath has changed.*",
+    ".*available but not used.*",
+    ".*You defined a `validation_step` but have no `val_dataloader`.*",
+    ".*Total length of `.*` across ranks is zero.*",
+    ".*treespec, LeafSpec.*",
+    # While a decoder is trained, the encoders are frozen and in evaluation mode.
+    ".*in eval mode at the start of training.*",
+)
 
 
 class TrainSettings(SimpleNamespace):
@@ -166,15 +183,14 @@ class TrainSettings(SimpleNamespace):
         """
         further = dict(self.trainer_kwargs)
         epochs, interval = (further.pop(name, None) for name in ("check_val_every_n_epoch", "val_check_interval"))
-        timed = {
-            "validate_every": self.validate_every,
-            "check_val_every_n_epoch": epochs,
-            "val_check_interval": interval,
-        }
+        timed = {"validate_every": self.validate_every}
+        timed |= {"check_val_every_n_epoch": epochs, "val_check_interval": interval}
         given = [f"{name}={value!r}" for name, value in timed.items() if value is not None]
         if len(given) > 1:
             msg = f"{' and '.join(given)} both time validations: give one of them."
             raise ValueError(msg)
+        if epochs is None and interval is None:
+            return self.replace(trainer_kwargs=further)
         if epochs is not None:
             check_count("check_val_every_n_epoch", epochs)
             n_batches = epochs * data.steps_per_epoch
@@ -182,14 +198,12 @@ class TrainSettings(SimpleNamespace):
             n_batches = max(1, int(interval * data.steps_per_epoch))
         elif isinstance(interval, int) and interval > 0:
             n_batches = interval
-        elif interval is not None:
+        else:
             msg = (
                 f"{given[0]}: give a number of batches, or a fraction of a pass over the training cells above 0.0 and "
                 "up to 1.0; or use validate_every, a number of steps."
             )
             raise ValueError(msg)
-        else:
-            return self.replace(trainer_kwargs=further)
         if not self.validates(data):
             msg = f"{given[0]} needs validation cells, and there are too few: {_VALIDATION_REMEDY}."
             raise ValueError(msg)
@@ -343,24 +357,13 @@ class TrainMixin(EmbedMixin):
         """
         given = dict(locals())
         del given["self"]
-        settings, defaults = TrainSettings(**given), self._training_defaults
-        # The default of batch_size is set later, in the method _data, because it depends on the number of training
-        # cells.
-        leave = {"batch_size"} if max_epochs is None else {"batch_size", "max_steps"}
-        unset = {n: value for n, value in defaults.items() if n not in leave and getattr(settings, n) is None}
-        self._store_run(self._fit(self.module, settings.replace(**unset)))
-
-    def _make_train_settings(self, **given: Any) -> TrainSettings:
-        """Create training settings from some arguments of :meth:`train`; all other arguments have their defaults.
-
-        Parameters
-        ----------
-        **given
-            Arguments of :meth:`train`.
-        """
-        bound = inspect.signature(self.train).bind(**given)
-        bound.apply_defaults()
-        return TrainSettings(**bound.arguments)
+        # The method _make_data sets the defaults of the batch size and the split, which depend on the cells.
+        defaults = self._training_defaults
+        if lr is None:
+            given["lr"] = defaults.get("lr")
+        if max_steps is None and max_epochs is None:
+            given["max_steps"] = defaults.get("max_steps")
+        self._store_run(self._fit(self.module, TrainSettings(**given)))
 
     def _fit(self, objective: Objective, settings: TrainSettings, *, contrastive: bool = True) -> TrainingRun:
         """Check the settings of a training run, prepare its data and module, and train.
@@ -382,46 +385,40 @@ class TrainMixin(EmbedMixin):
         self._check_further_arguments(settings)
         adata = self._adata_or_attached(None)
         state = find_checkpoint(settings.folder, resume=settings.resume)
+        source, y, e = self._source(adata), self._codes(adata, Y_REGISTRY), self._codes(adata, E_REGISTRY)
         # The first step of a run is the number of training steps of all earlier runs. A resumed run is part of the
         # interrupted run, and has the first step of the interrupted run.
-        first_step = state.settings["first_step"] if state else self._steps() if contrastive else 0
-        source, y, e = self._source(adata), self._codes(adata, Y_REGISTRY), self._codes(adata, E_REGISTRY)
-        cells = cell_digests(source, self._labels())
-        data = self._data(source, y, e, settings, first_step, cells["images"])
+        first_step = self.training_settings_.get("steps", 0) if contrastive else 0
+        first_step = state.settings["first_step"] if state else first_step
+        inputs = digest_inputs(source)
+        data = self._make_data(source, y, e, settings, first_step, inputs)
         settings = settings.with_validation_in_steps(data)
-        train = data.split.train
-        shared = cells | {"split": split_digest(data.split, len(y))}
-        shared |= self._settings_to_match_on_resume(objective, data, settings)
+        shared = self._settings_to_match_on_resume(objective, data, settings, inputs)
         if state:
             check_checkpoint_matches(state, shared, data.max_steps)
         head = self._make_online_head(settings, data.seed) if contrastive and settings.online_head else None
         how = {**self.traits.plan_kwargs, **settings.plan}
         plan = self.traits.plan(objective, seed=data.seed, first_step=first_step, settings=shared, head=head, **how)
-        with _quiet_lightning(), _checkpoint_folder(settings) as folder:
+        with without_messages("lightning.pytorch", _SILENCED_WARNINGS), _checkpoint_folder(settings) as folder:
             run = TrainingRun(plan, data, settings, folder)
             self.trainer = run.trainer
             run.trainer._model = self  # type: ignore[attr-defined]  # scvi-tools' callbacks read the model from here
+            train = data.split.train
             if contrastive:
                 warn_if_single_cell_perturbations(y[train], self._registered(Y_REGISTRY)["categories"])
                 self._before_training(y[train], e[train])
-            reference = None
-            if self.module.preprocess.environments is not None:
-                labels = self._cell_labels(adata)
-                self.alignment_.fit(labels, train)
-                reference = self.alignment_.draw_reference(labels, source, train)
-            if not self.module.is_fitted:
-                controls, positions = self._control_mask(adata), self._position_codes(adata)
-                sample = draw_training_sample(source, train, y, e, controls, positions, seed=data.seed)
-                self.module.fit(sample._replace(reference=reference))
-            elif reference is not None:
-                self.module.estimate_environment_statistics(reference)
+            self._fit_preprocessing(source, y, e, train, data.seed)
+            # A callback may save the model during the run. Quantities that were computed from earlier weights do not
+            # belong to the new weights, and are therefore removed for the time of the run.
+            kept = self.results_
             if contrastive:
                 self._log_training_summary(data, plan)
-            with (
-                self._without_untrained_parts(),
-                self._without_results() if contrastive else nullcontext(),
-            ):
-                run.start(state)
+                self.results_ = TrainingResults()
+            try:
+                with self._without_untrained_parts():
+                    run.start(state)
+            finally:
+                self.results_ = kept
         self.module.eval()
         self.to_device(run.device)
         return run
@@ -432,16 +429,15 @@ class TrainMixin(EmbedMixin):
         The arguments must exist in the constructor of the model's training plan or data module, respectively.
         """
         traits, of_train = self.traits, keyword_names(type(self).train)
-        for name, cls, own in (
-            ("plan_kwargs", traits.plan, _RESERVED_PLAN_ARGUMENTS),
-            ("batch_kwargs", traits.batches, (*_RESERVED_BATCH_ARGUMENTS, *of_train, *traits.batch_kwargs)),
-        ):
-            known = [one for one in constructor_names(cls) if one not in own]
-            instead = {one: f"give it to train itself, train({one}=…)." for one in of_train} | REPLACEMENTS[name]
-            check_argument_names(getattr(settings, name) or (), known, name, instead)
+        instead = {name: f"give it to train itself, train({name}=…)." for name in of_train}
+        known = [name for name in constructor_names(traits.plan) if name not in _RESERVED_PLAN_ARGUMENTS]
+        check_argument_names(settings.plan_kwargs or (), known, "plan_kwargs", instead | REPLACEMENTS["plan_kwargs"])
+        own = (*_RESERVED_BATCH_ARGUMENTS, *of_train, *traits.batch_kwargs)
+        known = [name for name in constructor_names(traits.batches) if name not in own]
+        check_argument_names(settings.batch_kwargs or (), known, "batch_kwargs", instead | REPLACEMENTS["batch_kwargs"])
 
-    def _data(
-        self, source: ImageSource, y: np.ndarray, e: np.ndarray, settings: TrainSettings, first_step: int, images: str
+    def _make_data(
+        self, source: ImageSource, y: np.ndarray, e: np.ndarray, settings: TrainSettings, first_step: int, inputs: str
     ) -> ImageDataModule:
         """Create the data module of a run, which draws its batches, and set the split, batch size and number of steps.
 
@@ -455,23 +451,32 @@ class TrainMixin(EmbedMixin):
             Arguments of :meth:`train`.
         first_step
             Number of training steps that the model has made in earlier runs.
-        images
+        inputs
             Digest of the inputs. If the inputs of the last run had the same digest, its split is used again.
         """
+        obs, defaults, earlier = self.adata.obs, self._training_defaults, None
+        trained_on = self.training_settings_.get("images")
+        if trained_on == inputs:
+            earlier = Split(self.train_indices, self.validation_indices, self.test_indices)
+        elif trained_on is not None and settings.split is None:
+            logger.warning(
+                "The cells are others than those of the last run, or in another order: the split is a new one, and "
+                "cells that were trained on may be validated on. Give split= to keep some out for good."
+            )
         seed = (scvi.settings.seed or 0) if settings.seed is None else settings.seed
         split = choose_split(
-            self.adata.obs,
+            obs,
             [y, e],
             split=settings.split,
             train_size=settings.train_size,
             validation_size=settings.validation_size,
-            default=self._train_size,
+            default=defaults.get("train_size", TRAIN_SIZE),
             seed=seed,
-            earlier=self._split_of_last_run(images, given=settings.split is not None),
+            earlier=earlier,
         )
-        batch_size, suits = settings.batch_size, self._training_defaults.get("batch_size")
-        if batch_size is None and suits is not None:
-            batch_size = min(suits, len(split.train))
+        batch_size = settings.batch_size
+        if batch_size is None and "batch_size" in defaults:
+            batch_size = min(defaults["batch_size"], len(split.train))
         data = self.traits.batches(
             source,
             y,
@@ -479,7 +484,7 @@ class TrainMixin(EmbedMixin):
             split,
             batch_size=batch_size,
             perturbations_per_batch=settings.perturbations_per_batch,
-            mixed_by=label_column_codes(self.adata.obs),
+            mixed_by=label_column_codes(obs),
             first_step=first_step,
             seed=seed,
             **self.traits.batch_kwargs,
@@ -492,19 +497,44 @@ class TrainMixin(EmbedMixin):
             data.max_steps = settings.max_steps
         return data
 
+    def _fit_preprocessing(
+        self, source: ImageSource, y: np.ndarray, e: np.ndarray, rows: np.ndarray, seed: int
+    ) -> None:
+        """Fit the scaling and the linear transforms of inputs to the training cells of the first run.
+
+        Later runs only estimate the mean and the standard deviation of environments that earlier runs had no cells of.
+
+        Parameters
+        ----------
+        source
+            Inputs of all cells.
+        y, e
+            Codes of perturbation and environment of all cells, ``(N,)``.
+        rows
+            Row numbers of the training cells.
+        seed
+            Seed of the random sample of training cells.
+        """
+        adata, reference = self.adata, None
+        if self.module.preprocess.environments is not None:
+            labels = self._cell_labels(adata)
+            self.alignment_.fit(labels, rows)
+            reference = self.alignment_.draw_reference(labels, source, rows)
+        if not self.module.is_fitted:
+            positions = self._codes(adata, POSITION_REGISTRY) if self._registered(POSITION_REGISTRY) else None
+            sample = draw_training_sample(source, rows, y, e, self._control_mask(adata), positions, seed=seed)
+            self.module.fit(sample._replace(reference=reference))
+        elif reference is not None:
+            self.module.estimate_environment_statistics(reference)
+
     @rank_zero_only
     def _log_training_summary(self, data: ImageDataModule, plan: TrainingPlan) -> None:
         """Log a summary of the run: data, model, number of steps, and number of training, validation and test cells."""
-        split = data.split
-        parts = {"to train on": split.train, "for validation": split.validation, "held out": split.test}
-        lines = [
-            (
-                "training",
-                f"{format_count(data.max_steps, 'step')} of {format_count(data.batch_size, 'cell')}, lr {plan.lr:g}",
-            ),
-            ("split", ", ".join(f"{format_count(len(rows), 'cell')} {what}" for what, rows in parts.items())),
-        ]
-        logger.info("%s", self._description(lines))
+        n_steps, n_cells = format_count(data.max_steps, "step"), format_count(data.batch_size, "cell")
+        parts = {"to train on": data.split.train, "for validation": data.split.validation, "held out": data.split.test}
+        split = ", ".join(f"{format_count(len(rows), 'cell')} {what}" for what, rows in parts.items())
+        training = f"{n_steps} of {n_cells}, lr {plan.lr:g}"
+        logger.info("%s", self._description([("training", training), ("split", split)]))
 
     def _make_online_head(self, settings: TrainSettings, seed: int) -> OnlineHead | None:
         """Create the linear classifier of perturbations that is trained alongside the encoder (``online_head=True``).
@@ -524,37 +554,57 @@ class TrainMixin(EmbedMixin):
         )
 
     def _settings_to_match_on_resume(
-        self, objective: Objective, data: ImageDataModule, settings: TrainSettings
+        self, objective: Objective, data: ImageDataModule, settings: TrainSettings, inputs: str
     ) -> dict[str, Any]:
         """Collect the settings of a run that must be equal when the run is resumed after an interruption.
 
-        They are saved in checkpoints. After the run, they are stored in the model as well.
+        They include digests (hashes) of the inputs, the labels and the split. The settings are saved in checkpoints.
+        After the run, they are stored in the model as well.
         """
+        obs, setup = self.adata.obs, self.registry_["setup_args"]
+        keys = [setup[name] for name in ("y_key", "e_key", "position_key") if setup.get(name) is not None]
+        labels = obs[list(dict.fromkeys(column for key in keys for column in as_columns(key)))]
+        part = np.zeros(len(obs), dtype=np.int8)
+        part[data.split.train], part[data.split.validation] = 1, 2
+        digests = {
+            "images": inputs,
+            "labels": digest_labels(labels),
+            "split": digest_labels(pd.DataFrame({"part": part})),
+        }
         given = {**self.init_params_["non_kwargs"], **self.init_params_["kwargs"]}
         for name in [name for name, value in given.items() if isinstance(value, dict)]:
             given |= given.pop(name)
         numbered = [list(map(label_text, self._registered(key)["categories"])) for key in (Y_REGISTRY, E_REGISTRY)]
-        shared = given | {
-            "class": type(self).__name__,
-            "control": self.registry_["setup_args"].get("control"),
-            "e_columns": "side_by_side" if has_separate_environments(self.registry_) else None,
-            # The order of the labels determines their integer codes, which index the parameters that some models have
-            # for each label.
-            "order of labels": hashlib.sha256(repr(numbered).encode()).hexdigest(),
-            **{name: getattr(data, name) for name in ("batch_size", "perturbations_per_batch", "neighbours", "seed")},
-            "first_step": data.first_step,
-            # A resumed run must have the number of steps of the interrupted run only if the learning rate decays,
-            # because the decay depends on the number of steps.
-            "length": data.max_steps if {**self.traits.plan_kwargs, **settings.plan}.get("lr_decay", True) else None,
-            "validate_every": settings.validate_every,
-            "precision": settings.precision,
-            "online_head": settings.online_head,
-            "accumulate_grad_batches": settings.n_accumulated_batches,
-            **{name: settings.trainer_kwargs.get(name) for name in ("gradient_clip_val", "gradient_clip_algorithm")},
-            **objective.settings,
-            **self.traits.plan_kwargs,
-            **settings.plan,
-        }
+        how = {**self.traits.plan_kwargs, **settings.plan}
+        shared = (
+            digests
+            | given
+            | {
+                "class": type(self).__name__,
+                "control": setup.get("control"),
+                "e_columns": "side_by_side" if has_separate_environments(self.registry_) else None,
+                # The order of the labels determines their integer codes, which index the parameters that some models
+                # have for each label.
+                "order of labels": hashlib.sha256(repr(numbered).encode()).hexdigest(),
+                **{
+                    name: getattr(data, name)
+                    for name in ("batch_size", "perturbations_per_batch", "neighbours", "seed")
+                },
+                "first_step": data.first_step,
+                # A resumed run must have the number of steps of the interrupted run only if the learning rate decays,
+                # because the decay depends on the number of steps.
+                "length": data.max_steps if how.get("lr_decay", True) else None,
+                "validate_every": settings.validate_every,
+                "precision": settings.precision,
+                "online_head": settings.online_head,
+                "accumulate_grad_batches": settings.n_accumulated_batches,
+                **{
+                    name: settings.trainer_kwargs.get(name) for name in ("gradient_clip_val", "gradient_clip_algorithm")
+                },
+                **objective.settings,
+                **how,
+            }
+        )
         return {name: value for name, value in shared.items() if isinstance(value, _COMPARABLE_TYPES)}
 
     def _store_run(self, run: TrainingRun) -> None:
@@ -565,24 +615,28 @@ class TrainMixin(EmbedMixin):
         and the mean embedding of the controls are then estimated from the new embeddings. At the end, an exception that
         had ended the run is raised.
         """
-        new, first = run.history.frames(run.plan.first_step), run.plan.first_step
-        earlier = {n: f[f.index <= first] if n in new else f for n, f in (self.history_ or {}).items()}
-        both = {name: [f[name] for f in (earlier, new) if name in f and len(f[name])] for name in earlier | new}
-        self.history_ = {name: pd.concat(frames) for name, frames in both.items() if frames}
+        first, history = run.plan.first_step, dict(self.history_ or {})
+        for name, frame in run.history.frames(first).items():
+            # Earlier values after the first step of this run are dropped: a resumed run has recorded them again, and a
+            # run that diverged has lost the weights of these steps.
+            earlier = history[name][history[name].index <= first] if name in history else ()
+            history[name] = pd.concat([earlier, frame]) if len(earlier) else frame
+        self.history_ = history
         if run.moved:
             parts = run.data.split
             self.train_indices, self.validation_indices, self.test_indices = parts.train, parts.validation, parts.test
-            self._record_cells(self.adata, others=False)
+            self._has_other_cells, self._compared_names = False, self.adata.obs_names
             self.training_settings_ = run.settings
             self.is_trained_ = True
-            self._discard_results()
+            self.results_ = TrainingResults()
+            self._remove_decoder()
             head = {} if run.plan.head is None else run.plan.head.state_dict()
             self.online_head_ = {name: values.cpu().numpy().copy() for name, values in head.items()}
         try:
             if run.moved:
                 self._estimate_residual_offsets()
                 self._estimate_centers()
-            if run.error is None or (isinstance(run.error, TrainingDiverged) and self._steps()):
+            if run.error is None or (isinstance(run.error, TrainingDiverged) and self.training_settings_):
                 self._after_training(run.data)
         finally:
             # The exception that ended the training run is raised even if the evaluation after the run raises another
@@ -590,58 +644,8 @@ class TrainMixin(EmbedMixin):
             if run.error is not None:
                 raise run.error
 
-    def _steps(self) -> int:
-        """Return the number of training steps that all runs of the model have made so far."""
-        return getattr(self, "training_settings_", {}).get("steps", 0) if self.is_trained_ else 0
-
-    def _labels(self) -> pd.DataFrame:
-        """Return a data frame with the registered columns of ``obs`` for all cells of the attached table.
-
-        These are the columns of perturbation, environments and positions.
-        """
-        setup = self.registry_["setup_args"]
-        names = ("y_key", "e_key", "position_key")
-        keys = [setup[name] for name in names if setup.get(name) is not None]
-        return self.adata.obs[list(dict.fromkeys(column for key in keys for column in as_columns(key)))]
-
-    def _split_of_last_run(self, images: str, *, given: bool) -> Split | None:
-        """Return the split into training, validation and test cells of the model's last run.
-
-        The result is `None` if the last run used other inputs, or if there was no run.
-
-        Parameters
-        ----------
-        images
-            Digest of the inputs of the new run.
-        given
-            Whether the user gives a split for the new run. If not, a warning is logged when the inputs have changed.
-        """
-        trained_on = getattr(self, "training_settings_", {}).get("images")
-        if trained_on == images:
-            return Split(self.train_indices, self.validation_indices, self.test_indices)
-        if trained_on is not None and not given:
-            logger.warning(
-                "The cells are others than those of the last run, or in another order: the split is a new one, and "
-                "cells that were trained on may be validated on. Give split= to keep some out for good."
-            )
-        return None
-
-    def _discard_results(self) -> None:
-        """Discard the quantities that were computed from earlier weights."""
-        self.results_ = TrainingResults()
-
-    @contextmanager
-    def _without_results(self) -> Iterator[None]:
-        """Remove the quantities computed from earlier weights while a run lasts, and restore them afterwards.
-
-        A callback that saves the model during the run would otherwise save them together with weights to which they do
-        not belong.
-        """
-        kept, self.results_ = self.results_, TrainingResults()
-        try:
-            yield
-        finally:
-            self.results_ = kept
+    def _remove_decoder(self) -> None:
+        """Remove a decoder that was trained on embeddings of earlier weights. The base class has no such decoder."""
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
         """Check the labels of the training cells before a run. The base class checks nothing; subclasses override it.
@@ -695,56 +699,19 @@ class TrainingRun:
         if (settings.early_stopping or settings.load_best) and not validates:
             msg = f"early_stopping and load_best need validation, and there is none: {_VALIDATION_REMEDY}."
             raise ValueError(msg)
-        accelerator, devices, self.device = parse_device_args(
-            settings.accelerator, settings.devices, return_device="torch"
-        )
         self.plan, self.data, self.settings = plan, data, plan.settings
         self.error: BaseException | None = None
         every = min(settings.validate_every or default_validation_interval(data), data.max_steps)
         self.history, self._divergence = History(), Divergence(every)
         self._best = BestWeights(folder) if settings.load_best and folder else None
-        given = dict(settings.trainer_kwargs)
-        plugins = _as_list(given.pop("plugins", None))
-        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
-            plugins.append(AtomicCheckpointIO())
-        theirs = _as_list(given.pop("callbacks", None))
-        shown = given.get("enable_progress_bar", True) and not any(isinstance(c, callbacks.ProgressBar) for c in theirs)
-        ours = [
-            # Lightning's default progress bar counts epochs. It is replaced, because a training run is a single epoch.
-            callbacks.TQDMProgressBar() if shown else None,
-            EarlyStopping(settings.early_stopping_patience or _DEFAULT_PATIENCE) if settings.early_stopping else None,
-            self.history,
-            self._divergence,
-            self._best,
-            LastState(folder, every, validates=validates) if settings.folder else None,
-        ]
-        defaults: dict[str, Any] = {
-            "max_epochs": -1,
-            # Lightning counts this interval in batches, whereas `every` is a number of optimiser steps.
-            "val_check_interval": every * settings.n_accumulated_batches,
-            "num_sanity_val_steps": 0,
-            "log_every_n_steps": max(1, min(10, every)),
-            "enable_model_summary": False,
-            "logger": False,
-            "default_root_dir": settings.folder,
-        }
-        self.trainer = L.Trainer(
-            **defaults | given,
-            max_steps=data.max_steps,
-            accelerator=accelerator,
-            devices=devices,
-            precision=settings.precision,
-            callbacks=[*theirs, *filter(None, ours)],
-            plugins=plugins,
-            # The samplers of this package already divide each batch among the distributed processes.
-            use_distributed_sampler=False,
-        )
-        if isinstance(self.trainer.strategy.launcher, _MultiProcessingLauncher):
-            msg = (
-                f"strategy={given.get('strategy', 'auto')!r} trains in processes that nothing comes back from: use "
-                "devices=1 in a notebook, or strategy='ddp' in a script."
-            )
-            raise ValueError(msg)
+        ours: list[Callback] = [self.history, self._divergence]
+        if settings.early_stopping:
+            ours.insert(0, EarlyStopping(settings.early_stopping_patience or _DEFAULT_PATIENCE))
+        if self._best is not None:
+            ours.append(self._best)
+        if settings.folder:
+            ours.append(LastState(folder, every, validates=validates))
+        self.trainer, self.device = make_trainer(settings, ours, data.max_steps, every)
 
     @property
     def moved(self) -> bool:
@@ -799,6 +766,60 @@ class TrainingRun:
         self.settings["steps"] = self.plan.first_step + steps
 
 
+def make_trainer(
+    settings: TrainSettings, ours: list[Callback], max_steps: int, every: int
+) -> tuple[L.Trainer, torch.device]:
+    """Create Lightning's trainer of a run, and return it with the device on which it trains.
+
+    Parameters
+    ----------
+    settings
+        Arguments of :meth:`TrainMixin.train`.
+    ours
+        Callbacks of this package, which are run after those of the user.
+    max_steps
+        Number of steps of the run.
+    every
+        Number of steps between two validations.
+    """
+    accelerator, devices, device = parse_device_args(settings.accelerator, settings.devices, return_device="torch")
+    given = dict(settings.trainer_kwargs)
+    plugins, theirs = (as_list(given.pop(name, None) or ()) for name in ("plugins", "callbacks"))
+    if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        plugins.append(AtomicCheckpointIO())
+    # Lightning's default progress bar counts epochs. It is replaced, because a training run is a single epoch.
+    if given.get("enable_progress_bar", True) and not any(isinstance(c, callbacks.ProgressBar) for c in theirs):
+        theirs.append(callbacks.TQDMProgressBar())
+    defaults: dict[str, Any] = {
+        "max_epochs": -1,
+        # Lightning counts this interval in batches, whereas `every` is a number of optimiser steps.
+        "val_check_interval": every * settings.n_accumulated_batches,
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": max(1, min(10, every)),
+        "enable_model_summary": False,
+        "logger": False,
+        "default_root_dir": settings.folder,
+    }
+    trainer = L.Trainer(
+        **defaults | given,
+        max_steps=max_steps,
+        accelerator=accelerator,
+        devices=devices,
+        precision=settings.precision,
+        callbacks=[*theirs, *ours],
+        plugins=plugins,
+        # The samplers of this package already divide each batch among the distributed processes.
+        use_distributed_sampler=False,
+    )
+    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+        msg = (
+            f"strategy={given.get('strategy', 'auto')!r} trains in processes that nothing comes back from: use "
+            "devices=1 in a notebook, or strategy='ddp' in a script."
+        )
+        raise ValueError(msg)
+    return trainer, device
+
+
 def default_validation_interval(data: ImageDataModule) -> int:
     """Return the default number of training steps between two validations.
 
@@ -814,13 +835,6 @@ def default_validation_interval(data: ImageDataModule) -> int:
     # of a training cell.
     affordable = 0.1 * 3 * data.max_steps * data.batch_size / max(1, len(data.split.validation))
     return data.max_steps // int(np.clip(affordable, 1, min(20, data.max_steps)))
-
-
-def _as_list(given: Any) -> list[Any]:
-    """Return an argument as a list: a list or tuple of objects, a single object, or `None` for an empty list."""
-    if given is None:
-        return []
-    return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 @contextmanager
@@ -839,32 +853,3 @@ def _checkpoint_folder(settings: TrainSettings) -> Iterator[Path | None]:
             yield Path(folder)
     else:
         yield None
-
-
-# regular expressions of warnings that Lightning raises about deliberate choices of this package, and that are silenced
-_SILENCED_WARNINGS = (
-    ".*does not have many workers.*",
-    ".*Checkpoint directory .* exists and is not empty.*",
-    ".*The dirpath has changed.*",
-    ".*available but not used.*",
-    ".*You defined a `validation_step` but have no `val_dataloader`.*",
-    ".*Total length of `.*` across ranks is zero.*",
-    ".*treespec, LeafSpec.*",
-    # While a decoder is trained, the encoders are frozen and in evaluation mode.
-    ".*in eval mode at the start of training.*",
-)
-
-
-@contextmanager
-def _quiet_lightning() -> Iterator[None]:
-    """Silence messages of Lightning about hardware and its other products, and warnings about deliberate choices."""
-    notes = logging.getLogger("lightning.pytorch")
-    level = notes.level
-    with warnings.catch_warnings():
-        for message in _SILENCED_WARNINGS:
-            warnings.filterwarnings("ignore", message=message)
-        notes.setLevel(logging.WARNING)
-        try:
-            yield
-        finally:
-            notes.setLevel(level)

@@ -6,7 +6,6 @@ The file also holds checks of the training cells, for example for perturbations 
 from __future__ import annotations
 
 import logging
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +13,10 @@ import pandas as pd
 import torch
 
 from scbd._shared.checks import inflect, join_first
+from scbd._shared.messages import warn_user
 from scbd.data._sources import digest_cells
 from scbd.data._splits import Split, split_by_column, stratified_split
+from scbd.model._design import MIN_CELLS_PER_VALUE
 from scbd.model._interfaces import TrainingSample
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ TRAIN_SIZE = 0.9
 _N_DIGEST_DIGITS = 16
 # types of columns of obs that may hold labels, named as by pandas.api.types.infer_dtype
 _LABEL_DTYPES = ("categorical", "string", "boolean", "integer")
-# a column of obs counts as labels if it has at least this number of cells per distinct value
-_MIN_CELLS_PER_VALUE = 8
 # Maximum sizes of the random sample of training cells to which the scales of inputs are fitted. First: the number of
 # images, which gives channel statistics to three digits. Second: the number of rows of features, which is enough for
 # the covariance of features. Third: the number of controls that are sampled in addition to the rows of features.
@@ -110,7 +109,7 @@ def choose_split(
             f"{seen:,} of {len(chosen.validation):,} validation cells were trained on in an earlier run of this model: "
             "their loss does not measure performance on new cells. Omit split and sizes to keep the split of that run."
         )
-        warnings.warn(msg, UserWarning, stacklevel=6)
+        warn_user(msg)
     return chosen
 
 
@@ -173,22 +172,14 @@ def warn_if_single_cell_perturbations(y: np.ndarray, names: Sequence[str]) -> No
         logger.warning(message, len(alone), len(codes), have, join_first(np.asarray(names)[alone]))
 
 
-def cell_digests(source: ImageSource, labels: pd.DataFrame) -> dict[str, str]:
-    """Return two digests (hashes) of cells: of their images or features, and of their labels.
-
-    The digests are separate, so that an error message can state which of the two has changed.
-    """
-    return {
-        "images": digest_cells(source, pd.DataFrame(index=range(source.shape[0])))[:_N_DIGEST_DIGITS],
-        "labels": digest_cells(None, labels)[:_N_DIGEST_DIGITS],
-    }
+def digest_inputs(source: ImageSource) -> str:
+    """Return a digest (hash) of the images or features of the cells of a table."""
+    return digest_cells(source, pd.DataFrame(index=range(source.shape[0])))[:_N_DIGEST_DIGITS]
 
 
-def split_digest(split: Split, n_cells: int) -> str:
-    """Return a digest (hash) that identifies which of a table's cells are training and which are validation cells."""
-    part = np.zeros(n_cells, dtype=np.int8)
-    part[split.train], part[split.validation] = 1, 2
-    return digest_cells(None, pd.DataFrame({"part": part}))[:_N_DIGEST_DIGITS]
+def digest_labels(labels: pd.DataFrame) -> str:
+    """Return a digest (hash) of the labels of the cells of a table."""
+    return digest_cells(None, labels)[:_N_DIGEST_DIGITS]
 
 
 def label_column_codes(obs: pd.DataFrame) -> Iterator[np.ndarray]:
@@ -202,7 +193,7 @@ def label_column_codes(obs: pd.DataFrame) -> Iterator[np.ndarray]:
         column = obs.iloc[:, place]
         if pd.api.types.infer_dtype(column) in _LABEL_DTYPES:
             codes, values = pd.factorize(column)
-            if len(values) <= len(obs) / _MIN_CELLS_PER_VALUE:
+            if len(values) <= len(obs) / MIN_CELLS_PER_VALUE:
                 yield codes + 1
 
 
