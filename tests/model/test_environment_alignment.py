@@ -65,7 +65,7 @@ def model(cells):
 
 def prepared(model, cells):
     """Inputs of z_c and of z_s as the model takes them."""
-    codes = torch.from_numpy(model._cell_labels(cells).e)
+    codes = torch.from_numpy(model._label_codes(cells).e)
     return [part.numpy() for part in model.module.prepare(torch.from_numpy(cells.obsm[IMAGE_KEY]), codes)]
 
 
@@ -411,7 +411,7 @@ def test_load_restores_alignment_and_training_continues(cells, model, tmp_path):
     both = photographed(cells)
     loaded.adata = both
     loaded.train(max_steps=2, batch_size=48, accelerator="cpu", enable_progress_bar=False)
-    rows = loaded._cell_labels(both).e
+    rows = loaded._label_codes(both).e
     environments: Any = loaded.module.preprocess.environments
     assert environments.known(torch.from_numpy(rows)).all()
     assert environments.known(torch.tensor([[0], [1], [2]])).all()
@@ -427,7 +427,7 @@ def test_train_separate_columns_aligns_each_suitable_column(cells):
     assert model.alignment_.kinds == {"plate": "cells"}
     plate = wells.obs["plate"].to_numpy()
     values = torch.from_numpy(np.asarray(wells.X, dtype=np.float32))
-    whole, within = model.module.prepare(values, torch.from_numpy(model._cell_labels(wells).e))
+    whole, within = model.module.prepare(values, torch.from_numpy(model._label_codes(wells).e))
     spread = [
         np.ptp([part.numpy()[plate == name].mean(0) for name in np.unique(plate)], axis=0).mean()
         for part in (whole, within)
@@ -457,7 +457,7 @@ def test_decoder_target_is_standardised_over_all_cells(cells, model, monkeypatch
         return z_c.sum()
 
     monkeypatch.setattr(decoder, "negative_log_likelihood", look)
-    codes = torch.from_numpy(model._cell_labels(cells).e[:8, 0])
+    codes = torch.from_numpy(model._label_codes(cells).e[:8, 0])
     y = torch.from_numpy(cells.obs["gene"].cat.codes.to_numpy(dtype=np.int64)[:8])
     DecoderObjective(model.module, decoder, None)(torch.from_numpy(cells.obsm[IMAGE_KEY][:8]), y, codes)
     whole, within = prepared(model, cells)

@@ -222,7 +222,7 @@ class LatentModel(DecodeMixin, ImageModel):
         adata, module = self._adata_or_attached(adata), self.module
         source = self._source(adata)
         rows = np.arange(source.shape[0]) if rows is None else row_numbers(rows, source.shape[0])
-        labels = self._cell_labels(adata)
+        labels = self._label_codes(adata)
         of_rows = labels.y[rows], labels.e[rows, 0]
         self._check_labels(*of_rows, rows)
         y, e = (torch.from_numpy(codes).to(self.device) for codes in of_rows)

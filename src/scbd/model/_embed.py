@@ -569,14 +569,14 @@ class EmbedMixin(SetupMixin):
             names = " and no ".join(map(repr, absent))
             logger.warning("obs has no %s: inputs are standardised over all training cells alone.", names)
         offsets = self.results_.offsets if with_offsets else None
-        return self.alignment_.estimate_corrections(self.module, module, self._cell_labels(adata), source, offsets)
+        return self.alignment_.estimate_corrections(self.module, module, self._label_codes(adata), source, offsets)
 
     def _estimate_residual_offsets(self) -> None:
         """Estimate the residual offset of each environment in z_c from the training cells, and store the offsets."""
         source = self._source(self.adata)
         environments = self._environment_corrections(self.adata, self.module, source, with_offsets=False)
         if environments is not None:
-            labels, rows = self._cell_labels(self.adata), self.train_indices
+            labels, rows = self._label_codes(self.adata), self.train_indices
             self.results_.offsets = self.alignment_.estimate_offsets(
                 self.module, labels, source, rows, environments.inputs
             )

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class CellLabels(NamedTuple):
+class LabelCodes(NamedTuple):
     """Integer codes of the labels of the N cells of a table, from which reference cells are selected.
 
     Labels that were not registered in ``setup_anndata`` have codes above those of the registered labels. The code is -1
@@ -96,7 +96,7 @@ class EnvironmentAlignment:
     overlaps: dict[str, float] = field(default_factory=dict)
     """Overlap of perturbations between training environments (``median_overlap``), by the name of the column."""
 
-    def fit(self, labels: CellLabels, rows: np.ndarray) -> None:
+    def fit(self, labels: LabelCodes, rows: np.ndarray) -> None:
         """Choose the kind of reference cells of each environment column. Later calls have no effect.
 
         Parameters
@@ -120,7 +120,7 @@ class EnvironmentAlignment:
 
     def draw_reference(
         self,
-        labels: CellLabels,
+        labels: LabelCodes,
         source: ImageSource,
         rows: np.ndarray,
         kinds: Mapping[str, ReferenceKind] | None = None,
@@ -160,7 +160,7 @@ class EnvironmentAlignment:
         self,
         module: EmbeddingModule,
         embedder: EmbeddingModule | StoredEmbeddings,
-        labels: CellLabels,
+        labels: LabelCodes,
         source: ImageSource,
         offsets: ResidualOffsets | None = None,
     ) -> EnvironmentCorrections | None:
@@ -204,7 +204,7 @@ class EnvironmentAlignment:
     def estimate_offsets(
         self,
         module: EmbeddingModule,
-        labels: CellLabels,
+        labels: LabelCodes,
         source: ImageSource,
         rows: np.ndarray,
         inputs: EnvironmentScaling,
@@ -271,7 +271,7 @@ def _restore_scaling(offsets: ResidualOffsets) -> EnvironmentScaling:
     return scaling
 
 
-def _warn_of_unestimated(unknown: np.ndarray, labels: CellLabels) -> None:
+def _warn_of_unestimated(unknown: np.ndarray, labels: LabelCodes) -> None:
     """Log a warning with the environments whose mean and standard deviation could not be estimated.
 
     Parameters

@@ -58,7 +58,7 @@ from scbd.model._design import (
     has_separate_environments,
     match_control_labels,
 )
-from scbd.model._environment_alignment import CellLabels, EnvironmentAlignment
+from scbd.model._environment_alignment import EnvironmentAlignment, LabelCodes
 from scbd.model._interfaces import TrainingResults
 from scbd.model._minified import (
     digest_of_original_inputs,
@@ -458,7 +458,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
         categories = list(self._registered(Y_REGISTRY)["categories"])
         return np.array([categories.index(label) for label in match_control_labels(control, categories)])
 
-    def _cell_labels(self, adata: AnnData) -> CellLabels:
+    def _label_codes(self, adata: AnnData) -> LabelCodes:
         """Return the integer codes of the labels of the cells of a table, which may lack labels or have new ones."""
         of_y, known_e = self._registered(Y_REGISTRY), self._registered(E_REGISTRY)["categories"]
         known_by_column: list[list[Any]] = [known_e]
@@ -471,7 +471,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
             e, new = _encode_if_present(adata.obs, columns, known)
             codes.append(e)
             names.append([*known, *new])
-        return CellLabels(y, np.stack(codes, 1), names, self._control_mask(adata))
+        return LabelCodes(y, np.stack(codes, 1), names, self._control_mask(adata))
 
     def _make_preprocess(self, *, standardize_by: StandardizeBy = None, **settings: Any) -> Preprocess | FeatureScaling:
         """Create the module that scales the images or features before the encoders.

@@ -517,7 +517,7 @@ class TrainMixin(EmbedMixin):
         """
         adata, reference = self.adata, None
         if self.module.preprocess.environments is not None:
-            labels = self._cell_labels(adata)
+            labels = self._label_codes(adata)
             self.alignment_.fit(labels, rows)
             reference = self.alignment_.draw_reference(labels, source, rows)
         if not self.module.is_fitted:
