@@ -26,6 +26,9 @@ FOLD_KEY = "scbd_fold"
 # value in the obs column SPLIT_KEY for cells that are neither training, validation nor test cells
 NOT_IN_SPLIT = "left out"
 
+# arguments of SCBDModel.train with which users split the cells themselves
+SPLIT_ARGUMENTS = ("split", "train_size", "validation_size")
+
 # The following keys name the inputs and labels of a model in its scvi-tools registry, which records where each of them
 # is stored in the AnnData.
 

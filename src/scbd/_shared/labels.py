@@ -33,6 +33,9 @@ _USUAL_CONTROL_NAMES = (
 # Decimal, are converted to text
 _STORABLE_LABEL_TYPES = (str, bytes, bool, int, float)
 
+# minimum number of cells per distinct value of a column that holds labels; with fewer, the values are a quantity
+MIN_CELLS_PER_VALUE = 8
+
 
 def check_anndata(adata: Any) -> None:
     """Raise ``TypeError`` if ``adata``, the cells given by the user, is not an AnnData."""

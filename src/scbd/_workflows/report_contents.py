@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
-from scbd._shared.keys import BEST_KEY, CONTENT_KEY
+from scbd._shared.keys import BEST_KEY, CONTENT_KEY, SPLIT_ARGUMENTS
 from scbd._shared.linear_maps import label_means
 from scbd._workflows.report import CROPS_PER_ROW, MAX_CROP_PERTURBATIONS, Report
-from scbd._workflows.training_runs import SPLIT_ARGUMENTS
 from scbd._workflows.verdict import MARGIN
 from scbd.model._base import encoder_name
 

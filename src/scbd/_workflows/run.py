@@ -13,7 +13,16 @@ import numpy as np
 import pandas as pd
 
 from scbd._shared.files import check_output_directory, save_figure, write_atomically, write_table, write_text
-from scbd._shared.keys import BEST_KEY, CONTENT_KEY, FEATURE_PCA_KEY, NOT_IN_SPLIT, PIXEL_PCA_KEY, SPLIT_KEY, STYLE_KEY
+from scbd._shared.keys import (
+    BEST_KEY,
+    CONTENT_KEY,
+    FEATURE_PCA_KEY,
+    NOT_IN_SPLIT,
+    PIXEL_PCA_KEY,
+    SPLIT_ARGUMENTS,
+    SPLIT_KEY,
+    STYLE_KEY,
+)
 from scbd._shared.labels import (
     CROSS_SEPARATOR,
     as_columns,
@@ -35,7 +44,6 @@ from scbd._workflows.inspection import find_place_columns
 from scbd._workflows.report import Report, write_report
 from scbd._workflows.report_contents import FILES, collect_report
 from scbd._workflows.training_runs import (
-    SPLIT_ARGUMENTS,
     describe_training_data,
     locate_inputs,
     log_level,

@@ -18,9 +18,9 @@ import pandas as pd
 
 from scbd._shared.checks import check_choice, check_count
 from scbd._shared.files import check_output_directory, save_figure, write_table
+from scbd._shared.keys import SPLIT_ARGUMENTS
 from scbd._shared.labels import as_columns, check_anndata, label_values
 from scbd._workflows.training_runs import (
-    SPLIT_ARGUMENTS,
     check_repeatable,
     describe_training_data,
     seed_everything,

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-# arguments of SCBDModel.train with which users split the cells themselves
-SPLIT_ARGUMENTS = ("split", "train_size", "validation_size")
-
 
 @contextmanager
 def recorded_warnings() -> Iterator[list[str]]:

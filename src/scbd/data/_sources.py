@@ -24,6 +24,8 @@ IMAGE_DTYPES = ("uint8", "uint16", "float16", "float32")
 FEATURE_DTYPES = ("float16", "float32", "float64")
 # name of the attribute by which scbd recognises Zarr stores, and arrays in them, that it has written itself
 STORE_KEY = "scbd_store"
+# number of hexadecimal digits to which a digest (hash) of cells is shortened; 16 digits suffice to distinguish tables
+_N_DIGEST_DIGITS = 16
 
 
 def check_images(shape: tuple[int, ...], dtype: np.dtype, where: str) -> None:
@@ -430,6 +432,16 @@ def digest_cells(source: ImageSource | None, table: pd.DataFrame) -> str:
         digest.update(repr([*source.shape, source.dtype.str]).encode())
         digest.update(source.read(draw_rows(source.shape[0], _N_DIGEST_CELLS)).tobytes())
     return digest.hexdigest()
+
+
+def digest_inputs(source: ImageSource) -> str:
+    """Return a digest (hash) of the images or features of the cells of a table."""
+    return digest_cells(source, pd.DataFrame(index=range(source.shape[0])))[:_N_DIGEST_DIGITS]
+
+
+def digest_labels(labels: pd.DataFrame) -> str:
+    """Return a digest (hash) of the labels of the cells of a table."""
+    return digest_cells(None, labels)[:_N_DIGEST_DIGITS]
 
 
 def iterate_runs(apart: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -18,6 +18,7 @@ from scbd._shared.checks import check_choice, format_count, inflect, join_first,
 from scbd._shared.keys import E_REGISTRY
 from scbd._shared.labels import (
     CROSS_SEPARATOR,
+    MIN_CELLS_PER_VALUE,
     MISSING_WORDS,
     as_columns,
     check_control_labels,
@@ -39,8 +40,6 @@ logger = logging.getLogger(__name__)
 
 EColumns = Literal["side_by_side", "crossed"]
 
-# a floating-point column with fewer cells per distinct value than this number holds a quantity, not labels
-MIN_CELLS_PER_VALUE = 8
 # Thresholds of the warning that perturbation and environment are confounded. The first is the minimum fraction of
 # contrasts between environments that can be resolved within perturbations; at 0.2, the invariance loss has a fifth of
 # its strength. The second is the maximum fraction of perturbations that occur in a single environment, and of

@@ -12,7 +12,7 @@ from scvi.data._utils import _get_adata_minify_type
 from torch import nn
 
 from scbd.data._input_location import InputLocation
-from scbd.model._training_cells import digest_inputs
+from scbd.data._sources import digest_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -41,6 +41,7 @@ from scbd._shared.messages import warn_user
 from scbd.data._channels import check_channel_names, check_images_match_registered
 from scbd.data._fields import FeatureField, ImageField, LabelField, match_features
 from scbd.data._input_location import InputLocation
+from scbd.data._sources import digest_inputs
 from scbd.model._arguments import (
     REPLACEMENTS,
     UnavailableAttribute,
@@ -66,7 +67,6 @@ from scbd.model._minified import (
     missing_inputs_message,
     stored_embeddings,
 )
-from scbd.model._training_cells import digest_inputs
 from scbd.nn._encoders import IdentityLinear
 from scbd.nn._environment_scaling import EnvironmentScaling
 from scbd.nn._feature_scaling import FeatureScaling

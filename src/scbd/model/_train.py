@@ -28,6 +28,7 @@ from scbd._shared.files import local_path, remove_partials
 from scbd._shared.keys import E_REGISTRY, POSITION_REGISTRY, Y_REGISTRY
 from scbd._shared.labels import as_columns, as_list, label_text
 from scbd._shared.messages import without_messages
+from scbd.data._sources import digest_inputs, digest_labels
 from scbd.data._splits import Split
 from scbd.model._arguments import (
     REPLACEMENTS,
@@ -55,8 +56,6 @@ from scbd.model._plan import OnlineHead
 from scbd.model._training_cells import (
     TRAIN_SIZE,
     choose_split,
-    digest_inputs,
-    digest_labels,
     draw_training_sample,
     label_column_codes,
     warn_if_single_cell_perturbations,

@@ -13,10 +13,9 @@ import pandas as pd
 import torch
 
 from scbd._shared.checks import inflect, join_first
+from scbd._shared.labels import MIN_CELLS_PER_VALUE
 from scbd._shared.messages import warn_user
-from scbd.data._sources import digest_cells
 from scbd.data._splits import Split, split_by_column, stratified_split
-from scbd.model._design import MIN_CELLS_PER_VALUE
 from scbd.model._interfaces import TrainingSample
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 # default fraction of the cells in a table that are used for training
 TRAIN_SIZE = 0.9
-# number of hexadecimal digits to which a digest (hash) of cells is shortened; 16 digits suffice to distinguish tables
-_N_DIGEST_DIGITS = 16
 # types of columns of obs that may hold labels, named as by pandas.api.types.infer_dtype
 _LABEL_DTYPES = ("categorical", "string", "boolean", "integer")
 # Maximum sizes of the random sample of training cells to which the scales of inputs are fitted. First: the number of
@@ -170,16 +167,6 @@ def warn_if_single_cell_perturbations(y: np.ndarray, names: Sequence[str]) -> No
         message = "%d of %d perturbations %s a single training cell (%s), which has no partner to learn from."
         have = inflect(len(alone), "has", "have")
         logger.warning(message, len(alone), len(codes), have, join_first(np.asarray(names)[alone]))
-
-
-def digest_inputs(source: ImageSource) -> str:
-    """Return a digest (hash) of the images or features of the cells of a table."""
-    return digest_cells(source, pd.DataFrame(index=range(source.shape[0])))[:_N_DIGEST_DIGITS]
-
-
-def digest_labels(labels: pd.DataFrame) -> str:
-    """Return a digest (hash) of the labels of the cells of a table."""
-    return digest_cells(None, labels)[:_N_DIGEST_DIGITS]
 
 
 def label_column_codes(obs: pd.DataFrame) -> Iterator[np.ndarray]:
