@@ -145,3 +145,28 @@ def test_health_environment_c_equals_invariance_statistic():
     assert measure_health(module, batch, lambda: True, "")[0]["environment_c"] == pytest.approx(
         float(expected), abs=1e-5
     )
+
+
+def shaded_cells(*, reverses: bool, n: int = 480) -> AnnData:
+    """Noisy images whose brightness increases with the gene; in the second well, it decreases if ``reverses``."""
+    rng = np.random.default_rng(0)
+    gene, well = np.arange(n) % 4, np.arange(n) // 4 % 2
+    shade = np.where((well == 1) & reverses, 3 - gene, gene)
+    images = 30 * shade[:, None, None, None] + 40 * well[:, None, None, None] + rng.normal(60, 8, (n, 1, 16, 16))
+    obs = pd.DataFrame({"gene": [f"gene_{code}" for code in gene], "well": [f"well_{code}" for code in well]})
+    obs.index = obs.index.astype(str)
+    return AnnData(obs=obs, obsm={"single_cell_images": images.clip(0, 255).astype(np.uint8)})
+
+
+@pytest.mark.parametrize("reverses", [False, True])
+def test_train_environments_change_meaning_of_features_warns_with_preset(reverses):
+    cells = shaded_cells(reverses=reverses)
+    SCBDModel.setup_anndata(cells, "gene", "well")
+    messages = []
+    for preset in ("screen", "domain_generalization"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            SCBDModel(cells, encoder="small", preset=preset).train(**QUICK)
+        messages.append([str(found.message) for found in caught if "change the meaning" in str(found.message)])
+    assert [len(found) for found in messages] == [reverses, 0]
+    assert not reverses or "preset='domain_generalization'" in messages[0][0]

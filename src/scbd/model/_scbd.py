@@ -20,7 +20,12 @@ from scbd.model._decode import CELLS_READ_PER_BLOCK, DECODE_BATCH_SIZE, DecodeMi
 from scbd.model._decoder_objective import DecoderObjective
 from scbd.model._design import environment_column_codes
 from scbd.model._embed import row_numbers
-from scbd.model._health import advice_on_collapse, means_differ, measure_health
+from scbd.model._health import (
+    advice_on_collapse,
+    means_differ,
+    measure_health,
+    warn_if_environments_mislead,
+)
 from scbd.model._minified import block_names
 from scbd.model._objective import Invariance, SCBDModule, StyleTarget
 from scbd.model._presets import PRESETS, Preset, PresetName, fill_from_preset
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
 
     from scbd._shared.checks import ImageSize
     from scbd.data._loading import ImageDataModule
+    from scbd.data._sources import ImageSource
     from scbd.model._interfaces import Alpha
     from scbd.model._reference_cells import StandardizeBy
     from scbd.nn._decoders import Likelihood
@@ -46,6 +52,8 @@ _MIN_PERTURBATIONS_FOR_SETS, _DEFAULT_SET_SIZE = 30, 4
 # maximum number of cells used to test whether the mean z_c differs between perturbations, before a warning that z_c
 # does not carry the perturbation
 _MEANS_TEST_CELLS = 2_048
+# maximum number of training cells from which we compute whether environments change the meaning of image features
+_INTERACTION_CELLS = 2_048
 # prefix of the names of the decoder's losses in model.history, for example of decoder_train_loss
 _DECODER_PREFIX = "decoder_"
 # maximum number of cells from which traverse computes the mean z_c of a perturbation
@@ -220,7 +228,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         if preset != "screen" and self._inputs.image_key is None:
             msg = f"preset={preset!r} is for images, and the model was set up with features: leave it out."
             raise ValueError(msg)
-        self.traits = replace(self.traits, plan_kwargs=PRESETS[preset].plan)
+        self.traits = replace(self.traits, plan_kwargs=dict(PRESETS[preset].plan))
         encoder = self._encoder(encoder)
         own = {name: further[name] for name in _PREPARATION}
         preprocess = self._make_preprocess(image_size=image_size, augment=augment, standardize_by=standardize_by, **own)
@@ -516,6 +524,21 @@ class SCBDModel(DecodeMixin, ImageModel):
             Codes of perturbation and environment of the training cells, ``(N,)``.
         """
         self.module.set_label_codes(environment_column_codes(self.registry_), self._control_codes)
+
+    def _fit_preprocessing(
+        self, source: ImageSource, y: np.ndarray, e: np.ndarray, rows: np.ndarray, seed: int
+    ) -> None:
+        """Fit the preprocessing, and warn if images that are standardised per environment mislead.
+
+        See :meth:`TrainMixin._fit_preprocessing` for the parameters.
+        """
+        is_first_run = not self.module.is_fitted
+        super()._fit_preprocessing(source, y, e, rows, seed)
+        if is_first_run and self._inputs.image_key is not None and self.alignment_.kinds:
+            sample = np.sort(np.random.default_rng(seed).permutation(rows)[:_INTERACTION_CELLS])
+            blocks = np.array_split(sample, -(-len(sample) // CELLS_READ_PER_BLOCK))
+            images = (torch.from_numpy(source.read(block)) for block in blocks)
+            warn_if_environments_mislead(self.module, images, torch.from_numpy(y[sample]), torch.from_numpy(e[sample]))
 
     def _after_training(self, data: ImageDataModule) -> None:
         """Compute the diagnostics :attr:`health` of z_c after a run.
