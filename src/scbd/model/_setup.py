@@ -67,6 +67,7 @@ from scbd.model._minified import (
     missing_inputs_message,
     stored_embeddings,
 )
+from scbd.model._training_cells import TRAIN_SIZE
 from scbd.nn._encoders import IdentityLinear
 from scbd.nn._environment_scaling import EnvironmentScaling
 from scbd.nn._feature_scaling import FeatureScaling
@@ -597,6 +598,12 @@ class SetupMixin(BaseMinifiedModeModelClass):
             )
             warn_user(msg)
         return transform
+
+    @property
+    def _train_size(self) -> float:
+        """Default fraction of the cells that are used for training in a random split."""
+        fraction: float = self._training_defaults.get("train_size", TRAIN_SIZE)
+        return fraction
 
     @property
     def _training_defaults(self) -> Mapping[str, Any]:

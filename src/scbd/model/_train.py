@@ -54,7 +54,6 @@ from scbd.model._embed import EmbedMixin, keep_freed_memory
 from scbd.model._interfaces import TrainingResults
 from scbd.model._plan import OnlineHead
 from scbd.model._training_cells import (
-    TRAIN_SIZE,
     choose_split,
     draw_training_sample,
     label_column_codes,
@@ -469,7 +468,7 @@ class TrainMixin(EmbedMixin):
             split=settings.split,
             train_size=settings.train_size,
             validation_size=settings.validation_size,
-            default=defaults.get("train_size", TRAIN_SIZE),
+            default=self._train_size,
             seed=seed,
             earlier=earlier,
         )
