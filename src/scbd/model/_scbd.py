@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 # of _DEFAULT_SET_SIZE cells of the same perturbation, because a single cell rarely shows which of the many
 # perturbations it has received.
 _MIN_PERTURBATIONS_FOR_SETS, _DEFAULT_SET_SIZE = 30, 4
+# With smoothing="auto", the label smoothing of the supervised loss is _SCREEN_SMOOTHING in a perturbation screen, in
+# which many cells do not show their perturbation. Data with fewer than _MIN_PERTURBATIONS_FOR_SETS labels and without
+# controls are no screen: the labels are classes that the cells show, and are not smoothed.
+_SCREEN_SMOOTHING = 2 / 3
 # maximum number of cells used to test whether the mean z_c differs between perturbations, before a warning that z_c
 # does not carry the perturbation
 _MEANS_TEST_CELLS = 2_048
@@ -131,6 +135,9 @@ class SCBDModel(DecodeMixin, ImageModel):
         Label smoothing of the supervised loss of z_c: fraction of the target probability that is distributed evenly
         over all cells, instead of over the cells of the same perturbation. Cells that do not show an effect of their
         perturbation then need not be separated from other cells. See :func:`scbd.nn.supervised_contrastive_loss`.
+        ``"auto"`` stands for 2/3 in a perturbation screen: if controls were named in :meth:`setup_anndata`, or if there
+        are 30 or more perturbations. Otherwise, the labels are taken for classes that the cells show, and ``"auto"``
+        stands for 0.
     temperature
         Temperature of the contrastive losses of z_c and z_s.
     image_size
@@ -208,7 +215,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         alpha: Alpha = "auto",
         style_target: StyleTarget | None = "e",
         invariance: Invariance = "variance",
-        smoothing: float = 2 / 3,
+        smoothing: float | Literal["auto"] = "auto",
         temperature: float = 0.1,
         image_size: ImageSize | None = None,
         augment: bool = True,
@@ -236,8 +243,10 @@ class SCBDModel(DecodeMixin, ImageModel):
         # The linear encoder is a square matrix, so that the default dimension of its embedding is that of its inputs.
         if n_latent is None:
             n_latent = (preprocess if transform is None else transform).output_shape[0] if encoder == "linear" else 64
+        many = len(self._registered(Y_REGISTRY)["categories"]) >= _MIN_PERTURBATIONS_FOR_SETS
+        if smoothing == "auto":
+            smoothing = _SCREEN_SMOOTHING if many or self._control_codes is not None else 0.0
         if further["set_size"] == "auto":
-            many = len(self._registered(Y_REGISTRY)["categories"]) >= _MIN_PERTURBATIONS_FOR_SETS
             further["set_size"] = _DEFAULT_SET_SIZE if many and encoder != "linear" else 1
         self.module = SCBDModule(
             preprocess,
