@@ -51,6 +51,10 @@ _TRAINED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     # the linear map from which training starts
     ("SCBD", {"standardize_by": "auto"}, {"max_steps": 1, "lr": 0.0}),
 ]
+# BBBC021 has so few wells that these are its defaults
+_LINEAR: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (name, {"standardize_by": "auto", "encoder": "linear"}, {}) for name in ("ERM", "SCBD")
+]
 # what was learned from, by the argument of the loader that holds wells out
 _ALL, _FITS = "all wells", {"fold": "compounds left out", "new_controls": "new DMSO wells", "library": "one library"}
 _MECHANISMS = {
@@ -79,23 +83,22 @@ _TABLES = {
 
 def real_wells(budget: Budget, n_seeds: int | None) -> list[Trial]:
     """Published tables of wells: mechanisms of drugs (BBBC021), and genes in another siRNA library (RhoGTPases)."""
-    systems: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
-        *((name, 0, model, {}) for name, model in _COMPUTED),
-        *(
-            (name, seed, model, training)
-            for name, model, training in _TRAINED
-            for seed in range(seeds_of(n_seeds, budget, 3, 3))
-        ),
-    ]
+    seeds = range(seeds_of(n_seeds, budget, 3, 3))
     mechanisms: list[dict[str, Any]] = [{}, *({"fold": i} for i in range(FOLDS[budget])), {"new_controls": True}]
     genes: list[dict[str, Any]] = [{}, *({"library": library} for library in _LIBRARIES)]
-    parts = [("mechanisms of wells", "bbbc021_wells", data) for data in mechanisms]
-    parts += [("genes across screens", "rhogtpase_wells", data) for data in genes]
-    return [
-        Trial(protocol, dataset, system, seed, data, model, training)
-        for protocol, dataset, data in parts
-        for system, seed, model, training in systems
-    ]
+    grid = []
+    for protocol, dataset, parts, trained in (
+        ("mechanisms of wells", "bbbc021_wells", mechanisms, _TRAINED),
+        ("genes across screens", "rhogtpase_wells", genes, _TRAINED + _LINEAR),
+    ):
+        for data in parts:
+            grid += [Trial(protocol, dataset, system, 0, data, model, {}) for system, model in _COMPUTED]
+            grid += [
+                Trial(protocol, dataset, system, seed, data, model, training)
+                for system, model, training in trained
+                for seed in seeds
+            ]
+    return grid
 
 
 def wells_report(frame: pd.DataFrame, out: Path) -> str:
