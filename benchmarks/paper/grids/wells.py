@@ -39,6 +39,8 @@ _COMPUTED: list[tuple[str, dict[str, Any]]] = [
     ("sphering", {"on": "scaled over all wells"}),
     *_CORRECTIONS,
     *((system, model | {"on": _ON_CONTROLS}) for system, model in _CORRECTIONS),
+    # plates with few controls, whose standard deviation is not known well
+    *((system, {"on": "centred"}) for system in ("sphering", "WCCN", "LDA", "PLDA")),
     # close to the setting with which the RhoGTPase screens were measured first
     ("WCCN", {"regularization": 0.5, "on": _ON_CONTROLS}),
 ]
@@ -48,8 +50,9 @@ _TRAINED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("SCBD", {"standardize_by": "auto"}, {}),
     ("SCBD", {"standardize_by": "controls"}, {}),
     ("SCBD", {"standardize_by": None}, {}),
-    # the linear map from which training starts
+    # the maps from which training starts
     ("SCBD", {"standardize_by": "auto"}, {"max_steps": 1, "lr": 0.0}),
+    ("SCBD", {"standardize_by": "controls"}, {"max_steps": 1, "lr": 0.0}),
 ]
 # BBBC021 has so few wells that these are its defaults
 _LINEAR: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
