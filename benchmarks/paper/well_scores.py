@@ -123,6 +123,32 @@ def gene_scores(adata: AnnData, embedding: np.ndarray) -> dict[str, float]:
     return scores | {"chance": 1 / len(genes)}
 
 
+def control_position_scores(adata: AnnData, embedding: np.ndarray) -> dict[str, float]:
+    """Compute how often the negative controls at a position are nearest to those at this position in the other line.
+
+    Compared with ``other line, <library>`` of :func:`gene_scores`, this shows how much of that score is due to
+    position: controls share the position, genes the position and the siRNA.
+
+    Returns
+    -------
+    For each library top-1 accuracy by cosine, the mean of both directions, and ``<library> n``, the number of positions
+    with controls in both lines. A position is a well of one of the two layouts of a library.
+    """
+    controls = (adata.obs["gene"] == "control").to_numpy()
+    obs, z = adata.obs[controls], np.asarray(embedding)[controls]
+    line, library = (obs[key].astype(str).to_numpy() for key in ("cell_line", "library"))
+    # plates are called LM2_siGENOME_1A: layout 1, replicate A
+    position = obs["plate"].astype(str).str.split("_").str[-1].str[:-1] + obs["well"].astype(str)
+    scores: dict[str, float] = {}
+    for name in np.unique(library):
+        here = [(library == name) & (line == each) for each in np.unique(line)]
+        shared = np.intersect1d(*(position[rows] for rows in here))
+        here = [rows & position.isin(shared).to_numpy() for rows in here]
+        scores[name] = _same_row_is_nearest(*(_means(z[rows], position[rows].to_numpy()) for rows in here))
+        scores[f"{name} n"] = float(len(shared))
+    return scores
+
+
 def _same_row_is_nearest(one: np.ndarray, other: np.ndarray) -> float:
     """Return the fraction of rows whose nearest row of the other table is the same, the mean of both directions."""
     cosines, rows = _cosines(one, other), np.arange(len(one))

@@ -170,7 +170,7 @@ def rhogtpase_table(n_genes: int = 8, n_controls: int = 16, n_features: int = 10
             wells = [(f"gene {gene}", "", effects[gene]) for gene in layout]
             wells += [("control", "negative control", np.zeros(n_features))] * n_controls
             wells += [("seeded 500", "technical control", np.ones(n_features))]
-            for plate in "AB":
+            for plate in ("1A", "1B"):
                 shift = rng.normal(size=n_features)
                 for place, (gene, control_type, mean) in enumerate(wells):
                     about = {

@@ -13,7 +13,7 @@ from helpers.dataset_files import bbbc021_table, rhogtpase_table, write_real_wel
 from paper.datasets import DATASETS, bbbc021_wells_fold, in_part, rhogtpase_wells_fold
 from paper.grids.wells import wells_report
 from paper.systems import TABLES, Table
-from paper.well_scores import control_week_scores, gene_scores, mechanism_scores
+from paper.well_scores import control_position_scores, control_week_scores, gene_scores, mechanism_scores
 from scbd.corrections import correct
 
 
@@ -108,6 +108,12 @@ def test_gene_scores_library_learned_from_is_not_scored_across_lines(folder):
     assert "other line, siGENOME" not in scores and scores["other line, ONTARGETPlus"] == 1
 
 
+def test_control_position_scores_position_embedding_returns_one(folder):
+    wells = rhogtpase_wells_fold(folder)
+    scores = control_position_scores(wells, pd.get_dummies(wells.obs["well"]).to_numpy(float))
+    assert scores == {"ONTARGETPlus": 1, "ONTARGETPlus n": 16, "siGENOME": 1, "siGENOME n": 16}
+
+
 def test_bbbc021_wells_fold_each_compound_is_held_out_once(folder):
     folds = [bbbc021_wells_fold(folder, fold=fold).obs for fold in range(5)]
     held = [set(obs.loc[obs["split"] == "test", "compound"]) for obs in folds]
@@ -156,7 +162,7 @@ def test_mechanism_scores_published_wells_equal_known_answers(real):
     assert 0.93 < control_week_scores(wells, scaled)["week"] < 0.96
 
 
-def test_gene_scores_published_wells_equal_known_answers(real):
+def test_gene_scores_and_control_position_scores_published_wells_equal_known_answers(real):
     dataset = DATASETS["rhogtpase_wells"]
     wells = dataset.load(real, 0)
     assert wells.shape == (5197, 132) and wells.obs["gene"].nunique() == 180
@@ -172,3 +178,7 @@ def test_gene_scores_published_wells_equal_known_answers(real):
         scores = gene_scores(wells, z)
         assert scores["chance"] == pytest.approx(1 / 133)
         assert [scores[pair] for pair in pairs] == pytest.approx(expected, abs=tolerance)
+        assert scores["other line, siGENOME"] > 0.25
+        # position alone explains little of this: controls at the same position find each other less often
+        of_positions = control_position_scores(wells, z)
+        assert of_positions["siGENOME n"] == 135 and of_positions["siGENOME"] < 0.05
