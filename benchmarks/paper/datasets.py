@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # compounds that are never trained on, beside those with several positions
 _UNSEEN = 100
+# groups of compounds of BBBC021, each of which is left out in turn
+_N_FOLDS = 5
 # plates, and a share of compounds, that are left out in turn to choose settings by
 _INNER_SHARE = 1 / 3
 
@@ -202,6 +204,67 @@ def breinig2015_fold(path: str | os.PathLike[str], *, seed: int = 0, fold: int =
     known = stratified_split(labels, train_size=0.5, seed=fold).train
     cells.obs["split"] = np.where(np.isin(np.arange(cells.n_obs), known), "train", "test")
     return cells
+
+
+def bbbc021_wells_fold(
+    path: str | os.PathLike[str], *, seed: int = 0, fold: int | None = None, new_controls: bool = False
+) -> AnnData:
+    """BBBC021 wells, with a fifth of the compounds, or a third of the DMSO wells, held out.
+
+    Parameters
+    ----------
+    path
+        See :func:`paper.loaders.bbbc021_wells`.
+    seed
+        Not used: all seeds of training have the same folds.
+    fold
+        Number of the fold of compounds, 0 to 4. Folds have nearly equal numbers of treatments. `None`: hold out none.
+    new_controls
+        Whether to hold out the DMSO wells at two of the six positions of each plate.
+
+    Returns
+    -------
+    Wells with ``obs["split"]``, ``"train"`` or ``"test"``, and ``obs["known_position"]``, whether this is a DMSO well
+    that is learned from.
+    """
+    wells = loaders.bbbc021_wells(path)
+    compound, well = (wells.obs[key].astype(str) for key in ("compound", "well"))
+    is_control = compound == "DMSO"
+    n_treatments = wells.obs["treatment"].groupby(compound).nunique().drop("DMSO")
+    n_treatments = n_treatments.sample(frac=1, random_state=0).sort_values(ascending=False, kind="stable")
+    n_held, fold_of = np.zeros(_N_FOLDS), {}
+    for name, n in n_treatments.items():
+        fold_of[name] = int(n_held.argmin())
+        n_held[fold_of[name]] += n
+    held_out = compound.map(fold_of) == (-1 if fold is None else fold)
+    if new_controls:
+        positions = np.random.default_rng(0).permutation(np.unique(well[is_control]))
+        held_out |= is_control & well.isin(positions[: len(positions) // 3])
+    wells.obs["split"] = np.where(held_out, "test", "train")
+    wells.obs["known_position"] = is_control & ~held_out
+    return wells
+
+
+def rhogtpase_wells_fold(path: str | os.PathLike[str], *, seed: int = 0, library: str | None = None) -> AnnData:
+    """RhoGTPase wells, with the genes of one siRNA library held out in both cell lines.
+
+    Parameters
+    ----------
+    path
+        See :func:`paper.loaders.rhogtpase_wells`.
+    seed
+        Not used.
+    library
+        Library whose genes are training wells. `None`: hold out nothing.
+
+    Returns
+    -------
+    Wells with ``obs["split"]``, ``"train"`` or ``"test"``. All negative controls are training wells.
+    """
+    wells = loaders.rhogtpase_wells(path)
+    known = (wells.obs["gene"] == "control") | (library is None) | (wells.obs["library"] == library)
+    wells.obs["split"] = np.where(known, "train", "test")
+    return wells
 
 
 def simulated_screen_fold(*, seed: int = 0, unseen: float = 1 / 3, new: float = 1 / 3, **screen: Any) -> AnnData:
@@ -421,6 +484,13 @@ _SIMULATED: dict[str, Any] = {
 _FUNK22: dict[str, Any] = {"guide_key": "sgRNA", "relations": lambda adata: datasets.corum()}
 
 DATASETS: dict[str, Dataset] = {
+    "bbbc021_wells": Dataset(
+        bbbc021_wells_fold,
+        "treatment",
+        "plate",
+        control="DMSO",
+        setup={"layer": "X", "control": "DMSO", "position_key": "well"},
+    ),
     "breinig2015": Dataset(breinig2015_fold, "target", "replicate", setup={"layer": "X"}),
     "camelyon17": Dataset(loaders.camelyon17, "tumor", "hospital"),
     "colored_digits": Dataset(datasets.colored_digits, "digit", "environment", has_files=False),
@@ -433,6 +503,13 @@ DATASETS: dict[str, Dataset] = {
     "funk22_plates": _screen(funk22_plates, setup=_CONTROLS, **_FUNK22),
     "funk22_cellprofiler": _screen(loaders.funk22_cellprofiler, **_FUNK22),
     "pacs": Dataset(loaders.pacs, "class", "domain"),
+    "rhogtpase_wells": Dataset(
+        rhogtpase_wells_fold,
+        "gene",
+        "plate",
+        control="control",
+        setup={"layer": "X", "control": "control", "position_key": "well"},
+    ),
     "rxrx1": Dataset(loaders.rxrx1, "sirna", "experiment"),
     "simulated_screen": _screen(datasets.simulated_screen, **_SIMULATED),
     "simulated_screen_fold": _screen(simulated_screen_fold, group_key="plate", setup=_CONTROLS, **_SIMULATED),

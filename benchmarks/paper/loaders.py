@@ -31,6 +31,10 @@ _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff"}
 # hospitals of WILDS' two unseen parts
 _VALIDATION_HOSPITAL, _TEST_HOSPITAL = 1, 2
 _SPLITS = ["train", "validation", "ood_validation", "test"]
+# columns of wells that are no features, and names of the files that hold the wells
+_BBBC021 = "week plate well replicate compound concentration moa".split()
+_RHOGTPASE = "screen cell_line library plate well row column gene control_type sirna_pool n_cells".split()
+BBBC021_FILE, RHOGTPASE_FILE = "bbbc021_ljosa_wells.parquet", "rhogtpase_wells.parquet"
 _BREINIG = "cell_code cell_id plate replicate well field target split".split()
 # numbers in a table of cells that are no features
 _NO_FEATURES = {"uid", "plate", "well", "tile", "site", "cell", "index", "label", "i", "j", "count", "n_guides"}
@@ -290,6 +294,55 @@ def breinig2015(path: str | os.PathLike[str]) -> AnnData:
     cells = AnnData(X=table[features].to_numpy(np.float32), obs=obs.set_index(table["cell_code"].to_numpy()))
     cells.var_names = features
     return cells
+
+
+def bbbc021_wells(path: str | os.PathLike[str]) -> AnnData:
+    """Load BBBC021 (Caie et al., 2010) as the features of Ljosa et al. (2013): 632 wells of MCF-7 cells under drugs.
+
+    Parameters
+    ----------
+    path
+        Table with one row per well (``ljosa_jbiomolscreen_2013_per_well_mean`` of cytomining/cytominergallery, with the
+        columns ``week``, ``plate``, ``well``, ``replicate``, ``compound``, ``concentration`` and ``moa``; all others
+        are features), or the folder that holds it as ``bbbc021_ljosa_wells.parquet``.
+
+    Returns
+    -------
+    Wells by features, float32. ``obs["treatment"]`` is the compound with its concentration, or ``"DMSO"``.
+    """
+    wells = _feature_wells(path, BBBC021_FILE, _BBBC021)
+    compound, dose = wells.obs["compound"].astype(str), wells.obs["concentration"].astype(str)
+    wells.obs["treatment"] = compound.where(compound == "DMSO", compound + " " + dose)
+    return wells
+
+
+def rhogtpase_wells(path: str | os.PathLike[str]) -> AnnData:
+    """Load the RhoGTPase screens of Pascual-Vargas et al. (2017; IDR 0028): two cell lines, two siRNA libraries.
+
+    Parameters
+    ----------
+    path
+        Table with one row per well (features of IDR/idr-metadata, CC BY 4.0, with the columns ``screen``,
+        ``cell_line``, ``library``, ``plate``, ``well``, ``row``, ``column``, ``gene``, ``control_type``,
+        ``sirna_pool`` and ``n_cells``; all others are features), or the folder that holds it as
+        ``rhogtpase_wells.parquet``.
+
+    Returns
+    -------
+    Wells by features, float32; ``obs["gene"]`` of negative controls is ``"control"``. Wells that differ in the number
+    of seeded cells are dropped.
+    """
+    wells = _feature_wells(path, RHOGTPASE_FILE, _RHOGTPASE)
+    return wells[(wells.obs["control_type"] != "technical control").to_numpy()].copy()
+
+
+def _feature_wells(path: str | os.PathLike[str], name: str, columns: Sequence[str]) -> AnnData:
+    """Load the table at this path, or the one of this name in this folder; ``columns`` go to ``obs``."""
+    path = Path(path)
+    table = _table(path / name if path.is_dir() else path, columns)
+    obs = table[[*columns]].set_index(np.arange(len(table)).astype(str))
+    features = table.drop(columns=columns)
+    return AnnData(X=features.to_numpy(np.float32), obs=obs, var=pd.DataFrame(index=features.columns))
 
 
 def funk22_cellprofiler(path: str | os.PathLike[str], *, n_cells: int | None = None, seed: int = 0) -> AnnData:

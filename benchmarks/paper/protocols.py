@@ -26,6 +26,7 @@ from paper.scores import (
     without_scored_controls,
 )
 from paper.systems import TABLES, Table, computed, is_computed, parts_of, trained, with_head
+from paper.well_scores import control_week_scores, gene_scores, mechanism_scores
 from scbd._shared.labels import label_values
 from scbd._workflows.compare import compare, correction_arguments
 from scbd.corrections import correct
@@ -169,6 +170,18 @@ def labels_across_environments(trial: Trial, adata: AnnData, dataset: Dataset, d
     return across_environments(adata, embedding, dataset), model
 
 
+def mechanisms_of_wells(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Find the mechanism of a treatment among other compounds and weeks; predict the week of DMSO wells."""
+    embedding, model = _embedded(trial, adata, dataset, directory)
+    return mechanism_scores(adata, embedding) | control_week_scores(adata, embedding), model
+
+
+def genes_across_screens(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Find a gene again in another siRNA library, and at the same position in another cell line."""
+    embedding, model = _embedded(trial, adata, dataset, directory)
+    return gene_scores(adata, embedding), model
+
+
 def _embedded(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> tuple[np.ndarray, ImageModel | None]:
     """A table corrected in closed form, or what a model has learned, from the training rows of ``obs["split"]``."""
     if trial.system in TABLES:
@@ -243,6 +256,8 @@ PROTOCOLS: dict[str, Protocol] = {
     "new environments": new_environments,
     "map of new plates": map_of_new_plates,
     "new cells and perturbations": new_cells_and_perturbations,
+    "genes across screens": genes_across_screens,
     "labels across environments": labels_across_environments,
+    "mechanisms of wells": mechanisms_of_wells,
     "unseen perturbations": unseen_perturbations,
 }

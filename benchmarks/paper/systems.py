@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from sklearn.preprocessing import StandardScaler
 
 from scbd import baselines
 from scbd._shared.labels import label_values
@@ -322,6 +323,7 @@ class Table:
     """
 
     def __init__(self, adata: AnnData, dataset: Dataset, fit: np.ndarray) -> None:
+        self.fit = fit
         self.stored = dataset.inputs(adata).source(adata).read(slice(None))
         columns = dataset.label_keys | {"position_key": dataset.setup.get("position_key")}
         self.known = correction_arguments(adata, fit=fit, **columns)
@@ -362,6 +364,7 @@ NEEDED = {"Harmony": "harmonypy"}
 TABLES: dict[str, Callable[..., np.ndarray]] = {
     "features": lambda table: table.stored,
     "scaled": lambda table: table.features,
+    "scaled over all wells": lambda table: StandardScaler().fit(table.stored[table.fit]).transform(table.stored),
     **{name: partial(_corrected, correction=name) for name in CORRECTIONS},
 }
 

@@ -126,3 +126,74 @@ def breinig2015_table(n: int = 600, n_targets: int = 5, n_features: int = 8) -> 
     }
     features = rng.normal(size=(n, n_features)) + rng.normal(size=(n_targets, n_features))[target] + replicate[:, None]
     return pd.DataFrame(about | {f"x{i}": features[:, i] for i in range(n_features)})
+
+
+def bbbc021_table(n_features: int = 12) -> pd.DataFrame:
+    """Return wells of two weeks with three plates each: six DMSO wells, and five compounds at two concentrations.
+
+    The second week has other compounds, of the same five mechanisms.
+    """
+    rng = np.random.default_rng(0)
+    mechanisms, rows = rng.normal(size=(5, n_features)), []
+    for week in (1, 2):
+        shift = rng.normal(size=n_features)
+        for replicate in (1, 2, 3):
+            wells = [("DMSO", 0.0, "DMSO", shift)] * 6
+            for i, effect in enumerate(mechanisms):
+                wells += [(f"drug {week}{i}", dose, f"moa {i}", shift + dose * effect) for dose in (1.0, 3.0)]
+            for place, (compound, concentration, moa, mean) in enumerate(wells):
+                about = {
+                    "week": f"Week{week}",
+                    "plate": f"Week{week}_{replicate}",
+                    "well": f"{chr(66 + place // 4)}{place % 4 + 2:02d}",
+                    "replicate": replicate,
+                    "compound": compound,
+                    "concentration": concentration,
+                    "moa": moa,
+                }
+                values = mean + 0.3 * rng.normal(size=n_features)
+                rows.append(about | {f"Cells_{i}": value for i, value in enumerate(values)})
+    return pd.DataFrame(rows)
+
+
+def rhogtpase_table(n_genes: int = 8, n_controls: int = 16, n_features: int = 10) -> pd.DataFrame:
+    """Return wells of four screens, two plates each, in which positions are those of the library.
+
+    One gene is missing in one library, and each plate has a well with another number of seeded cells.
+    """
+    rng = np.random.default_rng(0)
+    effects, rows = 2 * rng.normal(size=(n_genes, n_features)), []
+    for cell_line in ("LM2", "MDA-MB-231"):
+        for library in ("siGENOME", "ONTARGETPlus"):
+            genes = np.arange(n_genes - (library == "siGENOME"))
+            layout = genes if library == "siGENOME" else genes[::-1]
+            wells = [(f"gene {gene}", "", effects[gene]) for gene in layout]
+            wells += [("control", "negative control", np.zeros(n_features))] * n_controls
+            wells += [("seeded 500", "technical control", np.ones(n_features))]
+            for plate in ("1A", "1B"):
+                shift = rng.normal(size=n_features)
+                for place, (gene, control_type, mean) in enumerate(wells):
+                    about = {
+                        "screen": f"{cell_line}_{library}",
+                        "cell_line": cell_line,
+                        "library": library,
+                        "plate": f"{cell_line}_{library}_{plate}",
+                        "well": f"{chr(67 + place // 6)}{place % 6 + 3:02d}",
+                        "row": 3 + place // 6,
+                        "column": 3 + place % 6,
+                        "gene": gene,
+                        "control_type": control_type,
+                        "sirna_pool": f"{library} {gene}",
+                        "n_cells": 500,
+                    }
+                    values = mean + shift + 0.3 * rng.normal(size=n_features)
+                    rows.append(about | {f"Nucleus {i}": value for i, value in enumerate(values)})
+    return pd.DataFrame(rows)
+
+
+def write_real_wells(folder: Path) -> Path:
+    """Write both tables of the experiment with real wells."""
+    folder.mkdir(parents=True)
+    bbbc021_table().to_parquet(folder / "bbbc021_ljosa_wells.parquet")
+    rhogtpase_table().to_parquet(folder / "rhogtpase_wells.parquet")
+    return folder

@@ -23,6 +23,7 @@ from helpers.dataset_files import (
     write_domains,
     write_lmdb,
     write_mnist,
+    write_real_wells,
     write_rxrx1,
 )
 from helpers.reference_images import is_drawn
@@ -50,6 +51,7 @@ ALIKE |= {"funk22", "screen", "screen-variance", "screen-map", "screen-lengths"}
 # experiments that write tables, but no figures
 UNDRAWN = {"cmnist-variance", "screen-neighbours"}
 UNDRAWN |= {"cpjump1", "cpjump1-settings", "cpjump1-ablations", "breinig2015", "new-plates", "new-plates-cpjump1"}
+UNDRAWN |= {"real-wells"}
 UNDRAWN |= {"effect-pictures", "hidden-cmnist", "hidden-screen", "hidden-cpjump1"}
 RUN = [name for name in EXPERIMENTS if name not in ALIKE]
 # maximum number of trials per experiment that repeat the settings of earlier experiments
@@ -125,6 +127,7 @@ def breinig2015(file: Path) -> Path:
 
 
 FILES = {
+    "bbbc021_wells": (write_real_wells, "wells"),
     "breinig2015": (breinig2015, "cells.parquet"),
     "camelyon17": (camelyon17, "camelyon17_v1.0"),
     "colored_mnist": (mnist, "mnist"),
@@ -138,10 +141,11 @@ FILES = {
 }
 # texts that the table must contain, in addition to the names of the systems
 TOLD = {f"hidden-{name}": ["known", "inferred", "agreement"] for name in ("cmnist", "screen", "cpjump1")}
+TOLD |= {"real-wells": ["new DMSO wells", "one library"]}
 TOLD |= {"effect-pictures": ["mean difference in the well", "hard"]}
 TOLD |= {"counterfactuals": ["with encoders", "colour moved"]}
 # profile tables, whose experiments do not set a number of steps
-TABLES = {"breinig2015", "cpjump1", "cpjump1_hidden"}
+TABLES = {"bbbc021_wells", "breinig2015", "cpjump1", "cpjump1_hidden", "rhogtpase_wells"}
 # smaller sizes of data sets that accept a size
 SMALLER: dict[str, dict[str, Any]] = {
     "colored_mnist": {"n_train": 200, "n_test": 40},

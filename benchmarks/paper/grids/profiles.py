@@ -161,9 +161,13 @@ def _cells(system: str, seed: int, fold: int, model: dict[str, Any]) -> Trial:
 
 def profiles_report(frame: pd.DataFrame, out: Path) -> str:
     """Mean and standard deviation over folds and seeds, a line a system and its settings."""
+    return table(with_settings(frame), ["system"], PROFILE_SCORES)
+
+
+def with_settings(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with the settings that were given added to the name of their system."""
     settings = [name for name in _TOLD if name in frame]
-    named = frame.assign(system=[_named(row, settings) for row in frame.to_dict("records")])
-    return table(named, ["system"], PROFILE_SCORES)
+    return frame.assign(system=[_named(row, settings) for row in frame.to_dict("records")])
 
 
 def _named(row: dict[str, Any], settings: Iterable[str]) -> str:
