@@ -110,6 +110,11 @@ THIRDS = codes(
     np.where(np.arange(1_800) % 10, 1 + np.arange(1_800) % 30 + 30 * (np.arange(1_800) // 600), 0),
     np.repeat(np.arange(3), 600),
 )
+# seven tenths are controls; each of four plates has five compounds of its own
+OWN_COMPOUNDS = codes(
+    np.where(np.arange(2_000) % 10 < 7, 0, 1 + np.arange(2_000) // 10 % 5 + 5 * (np.arange(2_000) // 500)),
+    np.repeat(np.arange(4), 500),
+)
 PHENOTYPES = codes([0] * 90 + [1] * 10 + [0] * 20 + [1] * 80, [0] * 100 + [1] * 100)
 
 
@@ -121,6 +126,7 @@ PHENOTYPES = codes([0] * 90 + [1] * 10 + [0] * 20 + [1] * 80, [0] * 100 + [1] * 
         (THIRDS, THIRDS[0] == 0, ("controls", "cells")),
         (THIRDS, None, ("cells", "cells")),
         (DOZENS, DOZENS[0] % 10 == 0, ("controls", "cells")),
+        (OWN_COMPOUNDS, OWN_COMPOUNDS[0] == 0, ("controls", "cells")),
         (PHENOTYPES, PHENOTYPES[0] == 0, ("controls", "controls")),
         (SAME, (SAME[0] == 0) & (SAME[1] == 0), ("cells", "cells")),
         (ARRAYED, None, (None, None)),

@@ -49,7 +49,7 @@ def weak_screen(effect: float) -> AnnData:
 
 def trained_weakly(effect: float, alpha: float) -> tuple[SCBDModel, list[str]]:
     """A model, and what was said of it."""
-    model = make_model(weak_screen(effect), alpha=alpha, style_target=None)
+    model = make_model(weak_screen(effect), alpha=alpha, style_target=None, smoothing=2 / 3)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         model.train(**QUICK | {"max_steps": 12, "batch_size": 100, "lr": 1e-3}, train_size=0.5)

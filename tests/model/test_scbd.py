@@ -362,3 +362,15 @@ def test_set_size_auto_linear_encoder_uses_single_cells(encoder, size):
     cells.obsm["X"] = cells.obsm.pop("single_cell_images")[:, 0, :2].reshape(cells.n_obs, -1).astype("float32")
     SCBDModel.setup_anndata(cells, y_key="gene", e_key="well", obsm_key="X")
     assert SCBDModel(cells, encoder=encoder).module.set_size == size
+
+
+@pytest.mark.filterwarnings("ignore:y and e are confounded")
+@pytest.mark.parametrize(
+    ("n_genes", "control", "expected"), [(4, None, 0), (4, "gene_0", 2 / 3), (30, None, 2 / 3), (30, "gene_0", 2 / 3)]
+)
+def test_smoothing_auto_is_0_for_classes_and_positive_for_screens(n_genes, control, expected):
+    cells = make_cells(120)
+    cells.obs["gene"] = pd.Categorical([f"gene_{code % n_genes}" for code in range(120)])
+    SCBDModel.setup_anndata(cells, "gene", "plate", control=control)
+    assert SCBDModel(cells, encoder="small").module.smoothing == expected
+    assert SCBDModel(cells, encoder="small", smoothing=0.5).module.smoothing == 0.5

@@ -54,7 +54,7 @@ def choose_reference_kind(
 
     With ``"auto"``, the first choice that applies is taken:
 
-    1. all cells, if most environments contain the same perturbations;
+    1. all cells, if most environments contain the same perturbations, not counting controls;
     2. controls, if at least 90 % of the cells lie in environments with four or more controls;
     3. all cells, if most environments contain enough perturbations that no single one affects their mean;
     4. no cells: inputs are not standardised per environment.
@@ -92,7 +92,9 @@ def choose_reference_kind(
     unlike = frequency_distance(y, e, frequencies(y))[e]
     if asked == "auto":
         all_cells: ReferenceKind | None = "cells" if np.median(unlike) < _MAX_FREQUENCY_DISTANCE else None
-        same = all_cells is not None and median_overlap(y, e) >= _MIN_OVERLAP
+        # Every environment may contain the same controls, although its perturbations are its own.
+        perturbed = np.ones(len(y), dtype=bool) if controls is None or controls.all() else ~controls
+        same = all_cells is not None and median_overlap(y[perturbed], e[perturbed]) >= _MIN_OVERLAP
         by_controls = have >= _MIN_FRACTION_WITH_CONTROLS and not same
         return ("controls", all_cells or "controls") if by_controls else (all_cells, all_cells)
     if asked == "controls" and have < _MIN_FRACTION_WITH_CONTROLS:

@@ -153,9 +153,9 @@ class SCBDModel(DecodeMixin, ImageModel):
         - ``"controls"``: the controls of the environment.
         - ``"cells"``: all cells of the environment. If environments contain different perturbations, this removes part
           of the effects of perturbations, too.
-        - ``"auto"``: the first choice that applies: all cells, if most environments contain the same perturbations;
-          controls, if 90 % of the cells lie in environments with four or more controls; all cells, if most environments
-          contain dozens of perturbations; otherwise as with `None`.
+        - ``"auto"``: the first choice that applies: all cells, if most environments contain the same perturbations, not
+          counting controls; controls, if 90 % of the cells lie in environments with four or more controls; all cells,
+          if most environments contain dozens of perturbations; otherwise as with `None`.
         - `None`: inputs are standardised over all environments together, as in the published method.
 
         With ``"auto"``, an environment whose perturbations differ from those of most environments is standardised with
