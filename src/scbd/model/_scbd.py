@@ -104,9 +104,10 @@ class SCBDModel(DecodeMixin, ImageModel):
         - ``"screen"``: embed the cells of a perturbation screen without effects of the environment. All defaults in
           this signature are those of this preset.
         - ``"domain_generalization"``: classify images of an environment that is not in the training data, such as
-          digits in another colour. Inputs are not standardised and not augmented:
-          ``standardize=False, standardize_by=None, augment=False, n_latent=128, style_target="ye"``. :meth:`train`
-          makes 1,500 steps of 1,024 images. Use ``augment=True`` for images without an upper side, such as tissue.
+          digits in another colour. Inputs are not standardised and not augmented, and labels are smoothed:
+          ``standardize=False, standardize_by=None, augment=False, n_latent=128, style_target="ye", smoothing=2/3``.
+          :meth:`train` makes 1,500 steps of 1,024 images. Use ``augment=True`` for images without an upper side, such
+          as tissue.
         - ``"paper"``: train the published method with its hyperparameters:
           ``encoder="resnet18", alpha=1, invariance="listing", smoothing=0, set_size=1, include_self=True,
           standardize_by=None, augment=False``. :meth:`train` makes 25,000 steps of 2,048 cells with a constant learning
