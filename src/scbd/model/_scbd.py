@@ -601,7 +601,11 @@ class SCBDModel(DecodeMixin, ImageModel):
         preset = []
         if self._preset.model:
             given = {**self.init_params_["non_kwargs"], **self.init_params_["kwargs"]["module_kwargs"]}
-            own = [f"{name}={value!r}" for name, value in self._preset.model.items() if given[name] == value]
+            own = [
+                f"{name}={value:.2g}" if isinstance(value, float) else f"{name}={value!r}"
+                for name, value in self._preset.model.items()
+                if given[name] == value
+            ]
             preset = [("preset", f"{given['preset']}: {', '.join(own)}")]
         return [
             *preset,
