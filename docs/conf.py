@@ -58,6 +58,7 @@ nitpick_ignore = [
         "Objective",
         "OnlineHead",
         "PreparedInputs",
+        "ReferenceBatches",
         "RemovableHandle",
         "TrainingSample",
         "scbd.data._loading.BatchLoader",
