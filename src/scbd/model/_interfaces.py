@@ -360,8 +360,8 @@ class EmbeddingModule(Objective):
         reference
             Reference cells of the environments, with their raw inputs.
         environments
-            Module that stores the mean and the standard deviation of each environment; by default the one with which the
-            preprocessing standardises inputs.
+            Module that stores the mean and the standard deviation of each environment; by default the one of the
+            preprocessing.
         """
         environments = environments or self.preprocess.environments
         assert environments is not None
