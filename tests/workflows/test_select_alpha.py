@@ -254,3 +254,10 @@ def test_check_assumption_numeric_environments_are_held_out(held_out, dtype):
     }
     frame = check_assumption(cells, held_out=[held_out], **how, **ERM)
     assert len(frame) == 1 and frame["own out"].notna().all()
+
+
+@pytest.mark.filterwarnings("ignore:The smallest alpha", "ignore:.*alpha")
+def test_select_alpha_preset_determines_default_alphas():
+    how: dict[str, Any] = CELLS | QUICK | {"model_kwargs": {"preset": "paper", "encoder": "small", "n_latent": 8}}
+    found = select_alpha(make_cells(), **how | {"max_steps": 2})
+    assert sorted(found.runs["alpha"].unique()) == [0, 1, 3, 10, 30, 100]

@@ -194,7 +194,9 @@ def _list_decisions(
         rows.append(("held-out cells", f"{n_held_out:,} of {len(labels.y):,}", n_held_out, share))
     if "max_steps" not in given["training"]:
         length = f"{training['steps']:,} steps of {training['batch_size']:,} cells, learning rate {training['lr']:g}"
-        rows.append(("length of training", length, n_train, "by the encoder and the number of training cells"))
+        preset = given["model"].get("preset", "screen")
+        why = f"by the preset {preset}" if preset != "screen" else "by the encoder and the number of training cells"
+        rows.append(("length of training", length, n_train, why))
     if "encoder" not in given["model"]:
         encoder = encoder_name(model._encoder(model.init_params_["non_kwargs"]["encoder"]))
         rows.append(("encoder", encoder, None, "by the kind and the size of the inputs"))

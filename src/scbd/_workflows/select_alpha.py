@@ -30,6 +30,7 @@ from scbd.baselines._classifiers import ERMModel
 from scbd.data._splits import hold_out_environments, split_by_column
 from scbd.metrics._probes import label_probe, predict_labels
 from scbd.model._callbacks import TrainingDiverged
+from scbd.model._presets import with_preset
 from scbd.model._scbd import SCBDModel
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def select_alpha(
     >>> model = scbd.SCBDModel(adata, alpha=found.alpha)
     """
     settings = {"style_target": None} | dict(model_kwargs or {})
-    alphas = _check_alphas(alphas, settings.get("invariance", "variance"))
+    alphas = _check_alphas(alphas, with_preset(settings).get("invariance", "variance"))
     check_choice("criterion", criterion, Criterion)
     check_anndata(adata)
     check_count("n_seeds", n_seeds)
