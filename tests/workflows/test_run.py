@@ -18,7 +18,7 @@ from scbd import SCBDModel, run
 from scbd._workflows.evidence import SCORE_COLUMNS
 from scbd._workflows.run import compute_input_pca
 from scbd._workflows.verdict import Verdict
-from scbd.baselines import pixel_pca
+from scbd.baselines import ERMModel, pixel_pca
 from scbd.data._input_location import InputLocation
 from scbd.data._sources import digest_cells
 from scbd.metrics import label_probe
@@ -438,3 +438,22 @@ def test_run_unwritable_directory_raises_before_training(tmp_path, monkeypatch, 
     monkeypatch.setattr("os.access", lambda path, how: path != tmp_path)  # simulated, since root may write
     with pytest.raises(PermissionError, match="cannot be written to: give another directory"):
         run(make_cells(), y_key="gene", e_key="well", out=tmp_path / out, model_kwargs=MODEL, train_kwargs=TRAIN)
+
+
+@pytest.mark.filterwarnings("ignore:Trying to query inferred values")
+def test_run_preset_classifier_has_the_same_inputs_and_length(tmp_path, monkeypatch, only_training):
+    """ERM is not trained: only its inputs and the arguments of its training are recorded."""
+    preprocessed: list[Any] = []
+    lengths: list[dict[str, Any]] = []
+
+    def record(model: ERMModel, **training: Any) -> None:
+        preprocessed.append(model.module.preprocess)
+        lengths.append({name: training[name] for name in ("max_steps", "batch_size")})
+
+    monkeypatch.setattr(ERMModel, "train", record)
+    how: dict[str, Any] = {"model_kwargs": {**MODEL, "preset": "domain_generalization"}, "erm": True}
+    training = {**TRAIN, "max_steps": 2}
+    del training["batch_size"]
+    run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "out", train_kwargs=training, **how)
+    assert not preprocessed[0].standardize and not preprocessed[0].augment and preprocessed[0].environments is None
+    assert lengths == [{"max_steps": 2, "batch_size": 1_024}]

@@ -6,7 +6,6 @@ The module holds the public functions ``scbd.evaluate`` and ``scbd.compare``.
 from __future__ import annotations
 
 import logging
-import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import pandas as pd
 
 from scbd._shared.keys import CONTENT_KEY, PIXEL_PCA_KEY, STYLE_KEY
 from scbd._shared.labels import check_control_labels
+from scbd._shared.messages import warn_user
 from scbd.corrections._correct import check_correction, correct
 from scbd.data._splits import stratified_split
 from scbd.metrics._arguments import (
@@ -147,7 +147,7 @@ def evaluate(
             f"Scores are flattering: they are of all cells, as {left} of {adata.n_obs:,} were not trained on, and "
             f"{MIN_HELD_OUT_CELLS} are needed. To hold more out, train with train_size=0.7 or split=…"
         )
-        warnings.warn(msg, UserWarning, stacklevel=2)
+        warn_user(msg)
     spaces = {
         name: get_embedding(adata, given) if isinstance(given, str) else given for name, given in embeddings.items()
     }

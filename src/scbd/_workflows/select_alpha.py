@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import warnings
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -20,6 +19,7 @@ from scbd._shared.checks import check_choice, check_count
 from scbd._shared.files import check_output_directory, save_figure, write_table
 from scbd._shared.keys import SPLIT_ARGUMENTS
 from scbd._shared.labels import as_columns, check_anndata, label_values
+from scbd._shared.messages import warn_user
 from scbd._workflows.training_runs import (
     check_repeatable,
     describe_training_data,
@@ -250,7 +250,7 @@ def select_alpha(
             scored = model.test_indices if held_out else model.validation_indices
             scores = _score_run(model, scored, y, e)
         except TrainingDiverged as error:
-            warnings.warn(f"alpha={alpha:g}: {error}", UserWarning, stacklevel=2)
+            warn_user(f"alpha={alpha:g}: {error}")
             scores = dict.fromkeys(("accuracy", "chance", "cells"), math.nan)
         rows.append({"seed": seed, "held_out": held_out, "alpha": alpha, **scores})
     runs = pd.DataFrame(rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -11,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._shared.checks import join_first, missing_key_message
+from scbd._shared.messages import warn_user
 from scbd.data._sources import ImageSource
 
 logger = logging.getLogger(__name__)
@@ -257,7 +257,7 @@ def check_channel_names(var: pd.DataFrame, n_channels: int, registered: dict[str
         f"obsm[{image_key!r}] has the channels {', '.join(found)}, the model was set up with {', '.join(known)}: other "
         "names. Channels are used in their order, regardless of names; if only the names differ, rename them."
     )
-    warnings.warn(msg, UserWarning, stacklevel=4)
+    warn_user(msg)
 
 
 def check_images_match_registered(

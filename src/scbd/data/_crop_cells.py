@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
@@ -12,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._shared.checks import check_choice, check_count, check_unmasked, inflect, join_first, missing_key_message
+from scbd._shared.messages import warn_user
 from scbd.data._channels import default_channel_names, resolve_channels
 from scbd.data._readers import Crops
 from scbd.data._sources import allocate_output, check_images, has_channels_last
@@ -126,7 +126,7 @@ def crop_cells(
             f"{len(absent)} of {len(fields)} {fields_have} no labels, and no cell is cut out there "
             f"({join_first(absent)})."
         )
-        warnings.warn(msg, UserWarning, stacklevel=2)
+        warn_user(msg)
     lengths = np.array([field.shape[-2:] for field in fields.values()])[number]
     first = centres - size // 2
     cut = ((first < 0) | (first + size > lengths)).any(axis=1)

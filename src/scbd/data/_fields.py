@@ -6,7 +6,6 @@ registered ones.
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from scvi.data.fields import BaseAnnDataField
 from scbd._shared.checks import format_count, inflect, join_first
 from scbd._shared.keys import Y_REGISTRY
 from scbd._shared.labels import CROSS_SEPARATOR, as_columns, encode_labels, label_values
+from scbd._shared.messages import warn_user
 from scbd.data._channels import channel_names, check_images_match_registered, log_excluded_masks
 from scbd.data._input_location import InputLocation
 from scbd.data._sources import ColumnSource, draw_rows, find_non_finite_rows, iterate_blocks
@@ -158,7 +158,7 @@ def _check_pixels(source: ImageSource, channels: list[str], image_key: str) -> N
             f"obsm[{image_key!r}] has one value in every pixel of {values}, in {len(rows)} cells that were checked: an "
             "empty channel, or the transparency of an image, carries no information. Exclude it with channels=…."
         )
-        warnings.warn(msg, UserWarning, stacklevel=2)
+        warn_user(msg)
 
 
 class FeatureField(_Field):
@@ -210,7 +210,7 @@ class FeatureField(_Field):
                 f"{inflect(constant.size, 'has', 'have')} one value in all cells inspected, and "
                 f"{inflect(constant.size, 'is', 'are')} excluded: {join_first(names[place] for place in constant)}."
             )
-            warnings.warn(msg, UserWarning, stacklevel=2)
+            warn_user(msg)
         return {
             "features": [name for name, same in zip(names, low == high, strict=True) if not same],
             "dtype": source.dtype.name,
@@ -284,7 +284,7 @@ def match_features(adata: AnnData, inputs: InputLocation, registered: dict[str, 
                 f"{inputs.where} has no names of features, and those of the model have ({join_first(columns)}): "
                 "they are taken to be in that order. Give a pandas.DataFrame with these columns to be sure."
             )
-            warnings.warn(msg, UserWarning, stacklevel=2)
+            warn_user(msg)
         names = columns
     if names == wanted:
         return source

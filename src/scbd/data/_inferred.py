@@ -11,6 +11,7 @@ import pandas as pd
 from scbd._shared.checks import check_count, check_unmasked, format_count, join_first
 from scbd._shared.labels import as_columns, check_anndata, check_control_labels, label_text, label_values
 from scbd._shared.linear_maps import relative_rounding_error
+from scbd._shared.messages import warn_user
 from scbd.data._input_location import InputLocation
 from scbd.data._sources import iterate_blocks
 
@@ -185,7 +186,7 @@ def infer_environments(
             f"Cells of equal {y_key!r} do not form {n_environments} groups: these describe new cells no better than "
             f"one group does, beyond chance ({gain:.2g} nats per cell, standard error {error:.1g})."
         )
-        warnings.warn(msg, UserWarning, stacklevel=2)
+        warn_user(msg)
     of_cell = mixture.predict(space)
     order = np.argsort(-np.bincount(of_cell, minlength=n_environments), kind="stable")
     names = [f"inferred_{number + 1}" for number in range(n_environments)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import warnings
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -17,6 +16,7 @@ from pandas.api.types import infer_dtype
 from scbd._shared.checks import check_choice, format_count, inflect, join_first
 from scbd._shared.files import check_plates_distinct, local_path
 from scbd._shared.labels import label_text
+from scbd._shared.messages import warn_user
 from scbd._shared.numeric_tables import is_number_dtype, parse_numbers
 from scbd.data._formats import (
     SOURCE_COLUMN,
@@ -226,7 +226,7 @@ def read_table_of_features(
     if missing != "keep":
         rows, kept = _handle_missing(values, pd.Index(names), missing, where, groups, beginnings, said)
     if said:
-        warnings.warn(f"{where}: {'; '.join(said)}.", UserWarning, stacklevel=3)
+        warn_user(f"{where}: {'; '.join(said)}.")
     return FeatureTable(values[np.ix_(rows, kept)], np.array(names, dtype=object)[kept], _to_storable(obs[rows]))
 
 
@@ -647,7 +647,7 @@ def _read_deepprofiler(path: Path) -> pd.DataFrame:
         n = len(files) - len(there)
         are = inflect(n, "is empty, and its field is excluded", "are empty, and their fields are excluded")
         msg = f"{path}: {n} of {len(files)} files {are}."
-        warnings.warn(msg, UserWarning, stacklevel=5)
+        warn_user(msg)
     tables = [
         table for table in (_read_deepprofiler_field(file, file.relative_to(root)) for file in there) if len(table)
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import pandas as pd
 from scbd._shared.checks import format_count, join_first
 from scbd._shared.files import local_path
 from scbd._shared.keys import CONTENT_KEY, IMAGE_KEY
+from scbd._shared.messages import warn_user
 from scbd._shared.progress import print_above_bar
 from scbd.data._channels import default_channel_names, log_excluded_masks, resolve_channels, taken_channels
 from scbd.data._formats import IMAGE_ENDINGS, describe_reader, detect_kind, image_columns, read_table_file, walk_folders
@@ -445,7 +445,7 @@ def _read_image_table(path: Path, columns: list[str], root: Path, fit: Fit | Non
             f"{path} names the files of {format_count(twice.size, 'row')} again (the first is row "
             f"{twice[0]}): these cells are there twice, perhaps in training and in validation; drop what is too much."
         )
-        warnings.warn(msg, UserWarning, stacklevel=3)
+        warn_user(msg)
     names = columns if len(columns) == source.shape[1] else default_channel_names(source.shape[1])
     return Crops(source, table.drop(columns=columns), names)
 

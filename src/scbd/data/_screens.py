@@ -31,6 +31,7 @@ from scbd._shared.checks import check_choice, format_count, inflect, join_first,
 from scbd._shared.files import check_plates_distinct, local_path, partial_path
 from scbd._shared.keys import IMAGE_KEY
 from scbd._shared.labels import as_columns, label_values
+from scbd._shared.messages import warn_user
 from scbd._shared.progress import progress_bar
 from scbd.data._block_store import COMPRESSION_LEVELS, BlockStore, block_arrays, block_file, digest_of_tables
 from scbd.data._formats import SOURCE_COLUMN, unique_file_names
@@ -147,7 +148,7 @@ def open_screen(
             f"Chunks of {images.chunks} in {path} hold parts of images, which takes long to read: convert it once with "
             "scbd.data.write_screen(new_path, path, y_key=…)."
         )
-        warnings.warn(msg, UserWarning, stacklevel=2)
+        warn_user(msg)
     return AnnData(**parts | {"obsm": parts["obsm"] | {image_key: images}})
 
 
@@ -385,7 +386,7 @@ def write_screen(
     empty = [f"plate {number}" for number, plate in enumerate(given) if isinstance(plate, AnnData) and not plate.n_obs]
     if empty and len(empty) < len(given):
         msg = f"{len(empty)} of {len(given)} plates {inflect(len(empty), 'has', 'have')} no cell ({join_first(empty)})."
-        warnings.warn(msg, UserWarning, stacklevel=2)
+        warn_user(msg)
         given = [plate for plate in given if not isinstance(plate, AnnData) or plate.n_obs]
     crops = [_plate_crops(plate, image_key, channels, f"plate {number}") for number, plate in enumerate(given)]
     size, kind = _output_size_and_dtype(crops, image_size, dtype, intensity_range)

@@ -5,7 +5,6 @@ Cells can be divided at random within strata, by holding out environments or per
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +14,7 @@ import pandas as pd
 from scbd._shared.checks import check_number, check_unmasked, inflect, join_first, missing_key_message, suggest_name
 from scbd._shared.keys import NOT_IN_SPLIT
 from scbd._shared.labels import as_list, label_text
+from scbd._shared.messages import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -197,7 +197,7 @@ def split_by_column(obs: pd.DataFrame, column: str) -> Split:
             f"obs[{column!r}] holds values that name no part of a split ({found}): {n:,} {cells_are} excluded. Parts "
             "are 'train', 'validation' and 'test'; cells that are meant to be excluded have no value."
         )
-        warnings.warn(msg, UserWarning, stacklevel=2)
+        warn_user(msg)
     # The last entry of the array of parts is 0, which means no part. Cells without a value have the code -1, which
     # selects this last entry.
     number = {"train": 1, "validation": 2, "test": 3}

@@ -6,7 +6,6 @@ perturbation and environment, and masks of the rows that an embedding was traine
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +16,7 @@ import pandas as pd
 from scbd._shared.checks import check_finite_rows, check_unmasked, join_first, missing_key_message
 from scbd._shared.keys import CONTENT_KEY, FOLD_KEY, NOT_IN_SPLIT, SPLIT_KEY
 from scbd._shared.labels import as_columns, check_anndata, label_text, label_values
+from scbd._shared.messages import warn_user
 from scbd._shared.numeric_tables import check_dense
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ def warn_if_seen_in_training(labels: np.ndarray, learned: np.ndarray | None, sco
             f"({join_first(known)}): of its embedding, neither scores nor q values say that they have an effect. Embed "
             "each by a model that has not seen it (scbd.cross_fit)."
         )
-        warnings.warn(msg, UserWarning, stacklevel=3)
+        warn_user(msg)
 
 
 def warn_if_models_are_mixed(adata: AnnData, *keys: str | Sequence[str] | None) -> None:
@@ -314,7 +314,7 @@ def warn_if_models_are_mixed(adata: AnnData, *keys: str | Sequence[str] | None) 
             f"name {FOLD_KEY!r} in addition to environment and position (e_key=, position_key=), or give the rows of "
             "one fold at a time."
         )
-        warnings.warn(msg, UserWarning, stacklevel=3)
+        warn_user(msg)
 
 
 def check_keys(adata: AnnData, obsm: Iterable[str], obs: Iterable[str] = ()) -> None:

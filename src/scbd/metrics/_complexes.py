@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +13,7 @@ import pandas as pd
 from scipy.stats import false_discovery_control
 
 from scbd._shared.checks import check_count
+from scbd._shared.messages import warn_user
 from scbd.metrics._average_precision import scale_to_unit_length, score_queries
 from scbd.metrics._networks import NetKind, read_network
 from scbd.metrics._relationships import Relations, Universe, get_relations
@@ -167,7 +167,7 @@ def _max_permutations(asked: int | None, n_first: int, n_sets: int) -> int:
             f"max_permutations={asked:,} is few for {n_sets:,} complexes: one found alone has a false discovery rate "
             f"of {min(1, n_sets / (asked + 1)):.2g} at best. Give {needed:,} for {_MAX_FALSE_DISCOVERY_RATE:g}."
         )
-        warnings.warn(msg, UserWarning, stacklevel=3)
+        warn_user(msg)
     return asked
 
 

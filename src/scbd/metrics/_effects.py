@@ -5,7 +5,6 @@ The magnitude is the distance of a perturbation from the controls, and the consi
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from scipy.stats import false_discovery_control
 
 from scbd._shared.checks import check_count
 from scbd._shared.labels import check_control_labels
+from scbd._shared.messages import warn_user
 from scbd.metrics._arguments import (
     get_finite_embedding,
     get_label_texts,
@@ -173,7 +173,7 @@ def _warn_if_rows_are_cells(y: np.ndarray, e: np.ndarray, *, in_environments: bo
             "independent, as cells of a pooled screen nearly are. Cells of an arrayed screen share what their well "
             f"adds: average them to wells first{'' if in_environments else '; of wells on several plates, give e_key'}."
         )
-        warnings.warn(msg, UserWarning, stacklevel=3)
+        warn_user(msg)
 
 
 def _perturbation_effect(

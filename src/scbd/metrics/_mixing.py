@@ -7,7 +7,6 @@ environment. A third score is the silhouette of environments.
 from __future__ import annotations
 
 import logging
-import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +14,7 @@ import pandas as pd
 
 from scbd._shared.checks import check_finite_rows
 from scbd._shared.linear_maps import relative_rounding_error
+from scbd._shared.messages import warn_user
 from scbd._shared.threads import keep_torch_threads
 from scbd.metrics._arguments import get_embedding, get_label_texts, random_rows
 
@@ -140,7 +140,7 @@ def batch_mixing(
             f"Half of the cells or more lie at one place of obsm[{embedding_key!r}], which has collapsed: "
             f"{', '.join(_MIXING_SCORES)} are NaN."
         )
-        warnings.warn(msg, UserWarning, stacklevel=2)
+        warn_user(msg)
         scores |= dict.fromkeys(_MIXING_SCORES, np.nan)
     return scores if y_key is None else scores | {"n_left_out": float(n_left_out)}
 

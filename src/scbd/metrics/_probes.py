@@ -21,7 +21,6 @@ instead of hundreds.
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -30,6 +29,7 @@ import pandas as pd
 
 from scbd._shared.checks import check_choice, check_finite_rows, check_unmasked
 from scbd._shared.linear_maps import label_means, relative_rounding_error
+from scbd._shared.messages import warn_user
 from scbd._shared.numeric_tables import check_dense
 from scbd.metrics._arguments import get_embedding, get_label_texts, random_rows, row_mask
 from scbd.metrics._average_precision import round_cosines, scale_to_unit_length
@@ -489,7 +489,7 @@ def resolve_probe_groups(
             f"Between y_key={y_key!r} and e_key={e_key!r}, {wrong}: an embedding that holds the environment alone "
             "also predicts the perturbation. y_probe_f1 and similar scores do not measure biology alone here."
         )
-        warnings.warn(msg, UserWarning, stacklevel=3)
+        warn_user(msg)
     return groups
 
 
@@ -738,7 +738,7 @@ def fit_logistic(
     result: Any = minimize(value, start.ravel(), jac=True, method="L-BFGS-B", options=options)
     if result.status == _LBFGS_ITERATION_LIMIT:
         msg = f"Logistic regression of {n:,} cells and {k:,} labels has not converged in {result.nit} steps."
-        warnings.warn(msg, UserWarning, stacklevel=2)
+        warn_user(msg)
     weight = centred(result.x.reshape(unit.shape) * unit)
     return Logistic(weight[:, :-1] @ turned.T, weight[:, -1], mean)
 

@@ -11,7 +11,6 @@ Kalinin et al. (2025), A versatile information retrieval framework for evaluatin
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +23,7 @@ from scipy.stats import false_discovery_control
 from scbd._shared.checks import check_choice, check_count
 from scbd._shared.labels import check_control_labels
 from scbd._shared.linear_maps import label_means
+from scbd._shared.messages import warn_user
 from scbd.metrics._arguments import (
     check_keys,
     get_finite_embedding,
@@ -589,4 +589,4 @@ def _warn_if_controls_were_fitted(is_control: np.ndarray, fitted: np.ndarray) ->
             "sets these apart, and scores against them rise: fit it on half of the positions of controls, and leave "
             "these wells out here."
         )
-        warnings.warn(msg, UserWarning, stacklevel=3)
+        warn_user(msg)

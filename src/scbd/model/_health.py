@@ -37,8 +37,8 @@ _ROUNDING = 1e-10
 # objective during training
 _MIN_INVARIANCE_FRACTION = 0.01
 # we warn if environments change the relation between inputs and labels, and the interaction of environment and label in
-# standardised images is at least this proportion of the variance: it is 0.17 to 0.18 in Colored MNIST, and at most 0.06
-# in simulated screens, in four real screens and in PACS
+# standardised images is at least this proportion of the variance: it is 0.17 to 0.19 in Colored MNIST, and at most 0.06
+# in simulated screens, in four sets of real cells and in PACS
 _MIN_MISLEADING_INTERACTION = 0.1
 # number of squares per side of an image whose mean and standard deviation are the features for this interaction
 _N_SQUARES = 4

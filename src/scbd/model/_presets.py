@@ -32,8 +32,8 @@ PRESETS: Mapping[PresetName, Preset] = MappingProxyType(
         "screen": Preset(),
         # Images of an unseen environment are to be classified, and may have another colour or shape of intensities.
         # Statistics of environments are therefore not used, and no image is turned, since digits and photographs have
-        # an upper side. Without label smoothing, z_c would use a feature that misleads: 73 % instead of 95 % of white
-        # digits are right after training on 16,000 coloured digits for 300 steps of 512.
+        # an upper side. Without label smoothing, z_c would use a feature that misleads: 73 and 77 % of white digits are
+        # predicted from z_c instead of 95 and 97 % (two seeds, 16,000 coloured digits, 300 steps of 512).
         "domain_generalization": Preset(
             {
                 "standardize": False,

@@ -236,7 +236,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         if preset != "screen" and self._inputs.image_key is None:
             msg = f"preset={preset!r} is for images, and the model was set up with features: leave it out."
             raise ValueError(msg)
-        self.traits = replace(self.traits, plan_kwargs=dict(PRESETS[preset].plan))
+        self.traits = replace(self.traits, plan_kwargs={**self.traits.plan_kwargs, **PRESETS[preset].plan})
         encoder = self._encoder(encoder)
         own = {name: further[name] for name in _PREPARATION}
         preprocess = self._make_preprocess(image_size=image_size, augment=augment, standardize_by=standardize_by, **own)
