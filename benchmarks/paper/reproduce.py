@@ -32,7 +32,7 @@ Protocol = Literal["ours", "authors"]
 _ORDER = """
 cmnist cmnist-systems camelyon17 camelyon17-systems counterfactuals funk22 funk22-systems funk22-cellprofiler
 pacs pacs-systems vlcs vlcs-systems cmnist-ablations camelyon17-ablations
-cmnist-variance cmnist-alphas pacs-alphas cmnist-long cmnist-map cmnist-lengths rxrx1 funk22-plates
+cmnist-preset cmnist-variance cmnist-alphas pacs-alphas cmnist-long cmnist-map cmnist-lengths rxrx1 funk22-plates
 screen screen-variance screen-alphas screen-map screen-systems screen-lengths screen-neighbours screen-rivals
 screen-wells screen-drawn screen-titration screen-plates effect-pictures
 cpjump1 cpjump1-settings cpjump1-ablations breinig2015 real-wells

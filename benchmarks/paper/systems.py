@@ -247,9 +247,10 @@ def as_measured(trial: Trial, training: Mapping[str, Any], adata: AnnData) -> tu
     A trial that does not say by which cells inputs are standardised is of a time when that was by all, and other
     defaults were others, too: its row says what it said then. Where the test environment is unseen this is what is
     asked, whatever the default: nothing of its inputs may be learned, and digits and photographs are not turned.
+    A trial that names a preset has the defaults of that preset.
     """
     model, how, of_images = dict(trial.model), dict(training), "single_cell_images" in adata.obsm
-    if "standardize_by" in model and not trial.protocol.startswith(_UNSEEN):
+    if "preset" in model or ("standardize_by" in model and not trial.protocol.startswith(_UNSEEN)):
         return model, how
     model = {"standardize_by": None} | ({"augment": False} if of_images else {}) | model
     if trial.system == "SCBD":
