@@ -11,7 +11,7 @@ import pandas as pd
 from anndata import AnnData
 from scipy.ndimage import gaussian_filter
 
-from paper import loaders
+from paper import loaders, real_images
 from scbd import datasets
 from scbd._shared.keys import IMAGE_KEY
 from scbd._workflows.training_runs import locate_inputs
@@ -491,6 +491,7 @@ DATASETS: dict[str, Dataset] = {
         control="DMSO",
         setup={"layer": "X", "control": "DMSO", "position_key": "well"},
     ),
+    "bbbc021_crops": Dataset(real_images.bbbc021_crops, "moa", "week", control="DMSO", setup={"control": "DMSO"}),
     "breinig2015": Dataset(breinig2015_fold, "target", "replicate", setup={"layer": "X"}),
     "camelyon17": Dataset(loaders.camelyon17, "tumor", "hospital"),
     "colored_digits": Dataset(datasets.colored_digits, "digit", "environment", has_files=False),
@@ -502,6 +503,8 @@ DATASETS: dict[str, Dataset] = {
     "funk22": _screen(datasets.funk22, **_FUNK22),
     "funk22_plates": _screen(funk22_plates, setup=_CONTROLS, **_FUNK22),
     "funk22_cellprofiler": _screen(loaders.funk22_cellprofiler, **_FUNK22),
+    "mitocheck_crops": Dataset(real_images.mitocheck_crops, "phenotype", "plate"),
+    "mitosis_scanners": Dataset(real_images.mitosis_scanners, "label", "scanner"),
     "pacs": Dataset(loaders.pacs, "class", "domain"),
     "rhogtpase_wells": Dataset(
         rhogtpase_wells_fold,

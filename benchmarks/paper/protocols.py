@@ -9,6 +9,7 @@ import numpy as np
 from sklearn.metrics import adjusted_mutual_info_score
 
 from paper.datasets import in_part
+from paper.held_out_scores import held_out_scores
 from paper.picture_scores import PICTURES, counterfactual_pictures, counterfactual_scores, effect_picture_scores
 from paper.scores import (
     AS_IT_IS,
@@ -22,6 +23,7 @@ from paper.scores import (
     of_variant,
     plate_map_scores,
     profile_scores,
+    representations_of,
     side_by_side,
     without_scored_controls,
 )
@@ -182,6 +184,18 @@ def genes_across_screens(trial: Trial, adata: AnnData, dataset: Dataset, directo
     return gene_scores(adata, embedding), model
 
 
+def held_out_environments(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> Scored:
+    """Predict labels in environments that were held out, and the environments of new cells, from r_c and z_c."""
+    if is_computed(trial.system):
+        return held_out_scores(adata, computed(trial, adata, dataset, in_part(adata, "train")), dataset, "r_c"), None
+    model = _trained_on_split(trial, adata, dataset, directory)
+    scores = health_scores(model)
+    for name, representation, _ in representations_of(model):
+        z = model.get_latent_representation(representation=representation)
+        scores |= held_out_scores(adata, z, dataset, name)
+    return scores, model
+
+
 def _embedded(trial: Trial, adata: AnnData, dataset: Dataset, directory: Path) -> tuple[np.ndarray, ImageModel | None]:
     """A table corrected in closed form, or what a model has learned, from the training rows of ``obs["split"]``."""
     if trial.system in TABLES:
@@ -256,6 +270,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "new environments": new_environments,
     "map of new plates": map_of_new_plates,
     "new cells and perturbations": new_cells_and_perturbations,
+    "held-out environments": held_out_environments,
     "genes across screens": genes_across_screens,
     "labels across environments": labels_across_environments,
     "mechanisms of wells": mechanisms_of_wells,

@@ -98,6 +98,8 @@ def settings_table(frame: pd.DataFrame) -> str:
     trained = frame["steps"].notna() if "steps" in frame else pd.Series(data=False, index=frame.index)
     asked = frame["standardize_by"] if "standardize_by" in frame else pd.Series(index=frame.index, dtype=object)
     inputs = asked.notna().map({True: "within environments", False: "over all cells"}).where(trained)
+    if "preset" in frame:
+        inputs = inputs.mask(frame["preset"].notna(), "by the preset")
     frame = frame.assign(inputs_standardised=inputs)
     columns = ["inputs_standardised", "encoder", "steps", "batch_size", "lr", "precision", "device"]
     lines = [["system", *(column.replace("_", " ") for column in columns), "runs", "minutes a run"]]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from paper.datasets import DATASETS
-from paper.grids import comparisons, environments, generalization, maps, pictures, profiles, screens, wells
+from paper.grids import comparisons, environments, generalization, maps, pictures, profiles, real_images, screens, wells
 from paper.grids.shared import Budget, Experiment
 from paper.reports import settings_table
 from paper.runner import run_trials, with_weights
@@ -35,10 +35,10 @@ pacs pacs-systems vlcs vlcs-systems cmnist-ablations camelyon17-ablations
 cmnist-preset cmnist-variance cmnist-alphas pacs-alphas cmnist-long cmnist-map cmnist-lengths rxrx1 funk22-plates
 screen screen-variance screen-alphas screen-map screen-systems screen-lengths screen-neighbours screen-rivals
 screen-wells screen-drawn screen-titration screen-plates effect-pictures
-cpjump1 cpjump1-settings cpjump1-ablations breinig2015 real-wells
+cpjump1 cpjump1-settings cpjump1-ablations breinig2015 real-wells real-images
 new-plates new-plates-cpjump1 hidden-cmnist hidden-screen hidden-cpjump1
 """
-_FAMILIES = (generalization, comparisons, screens, profiles, pictures, maps, environments, wells)
+_FAMILIES = (generalization, comparisons, screens, profiles, pictures, maps, environments, wells, real_images)
 _FOUND = {name: experiment for family in _FAMILIES for name, experiment in family.EXPERIMENTS.items()}
 EXPERIMENTS: dict[str, Experiment] = {name: _FOUND[name] for name in _ORDER.split()}
 

@@ -108,7 +108,7 @@ def generalization_scores(
             f"The model was trained on {n_known:,} of {len(parts.test):,} test cells: train(split={split_key!r}) first."
         )
         raise ValueError(msg)
-    for name, representation, classifier in _blocks(model):
+    for name, representation, classifier in representations_of(model):
         embedding = model.get_latent_representation(representation=representation)
         keys: dict[str, Any] = {"y_key": y_key, "e_key": e_key, "split_key": split_key}
         scores |= embedding_scores(adata, embedding, name=name, classifier=classifier, **keys)
@@ -164,7 +164,7 @@ def health_scores(model: ImageModel | None) -> dict[str, float]:
     return dict(model.health) if isinstance(model, SCBDModel) else {}
 
 
-def _blocks(model: ImageModel) -> list[tuple[str, str, Classifier]]:
+def representations_of(model: ImageModel) -> list[tuple[str, str, Classifier]]:
     """Name, representation and classifier of what is scored: r_c, and of contrastive models z_c, which differs."""
     blocks: list[tuple[str, str, Classifier]] = [("r_c", "intermediate", "linear")]
     return [*blocks, ("z_c", "embedding", "nearest_mean")] if isinstance(model, SCBDModel) else blocks

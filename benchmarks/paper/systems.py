@@ -223,7 +223,7 @@ def computed(trial: Trial, adata: AnnData, dataset: Dataset, fit: np.ndarray | N
     z = function(adata, **settings)
     known = correction_arguments(adata, fit=fit, **dataset.label_keys | columns) if corrections else {}
     for correction in corrections:
-        z = correct(z, correction, **known, **how[correction])
+        z = correct(z, correction, **known | how[correction])
     return z
 
 
