@@ -86,6 +86,17 @@ def test_prepare_standardises_inputs_of_z_c_per_environment_but_not_of_z_s(cells
     assert f"standardised within each well by its {by}" in repr(model)
 
 
+def test_description_states_that_environments_with_own_perturbations_are_not_standardised(cells):
+    own = cells[(cells.obs["gene"] != CONTROL).to_numpy()].copy()
+    own.obs["well"] = "well of " + own.obs["gene"].astype(str)
+    with pytest.warns(UserWarning, match="confounded"):
+        SCBDModel.setup_anndata(own, "gene", "well")
+    model = SCBDModel(own, "small")
+    assert "not standardised by well" not in repr(model)  # this is decided when training starts
+    model.train(max_steps=1, batch_size=8)
+    assert "not standardised by well" in repr(model)
+
+
 def test_standardize_by_none_standardises_over_all_cells(cells):
     model = trained(cells, standardize_by=None, steps=1)
     whole, within = prepared(model, cells)

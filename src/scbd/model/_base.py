@@ -292,9 +292,13 @@ class ImageModel(TrainMixin):
         """Return the lines of ``print(model)`` on the inputs and their preparation, as pairs of name and text."""
         preprocess, known = self.module.preprocess, self._registered_inputs
         # cells from which mean and deviation of an environment are estimated, if inputs are standardised with them
-        kinds = {} if preprocess.environments is None else self.alignment_.kinds
-        by = " and ".join(f"{name} by its {kind}" for name, kind in kinds.items())
-        within = f", standardised within each {by}" * bool(kinds)
+        alignment, within = self.alignment_, ""
+        if preprocess.environments is not None and alignment.kinds:
+            by = " and ".join(f"{name} by its {kind}" for name, kind in alignment.kinds.items())
+            within = f", standardised within each {by}"
+        elif preprocess.environments is not None and len(alignment.label_frequencies):
+            names = " or ".join(alignment.columns)
+            within = f", not standardised by {names}, since its values contain different perturbations"
         if "features" in known:
             n, transform = len(known["features"]), getattr(self.module.content, "transform", None)
             features = f"{n:,} of {self._inputs.where}, {known['dtype']}"
