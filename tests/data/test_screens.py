@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -398,6 +399,26 @@ def test_block_store_several_writers_share_blocks(tmp_path):
     np.testing.assert_array_equal(open_embedding(tmp_path / "z.zarr").obsm["X"][:, 0], np.arange(30) // 8)
     with pytest.raises(FileExistsError, match=r"z.zarr"):
         make_store("another").begin()
+
+
+@pytest.mark.parametrize(("number", "is_expected"), [(errno.ENOTEMPTY, True), (errno.EACCES, False)])
+def test_block_store_rename_fails_only_expected_errors_are_ignored(tmp_path, monkeypatch, number, is_expected):
+    """Another process may begin the same store at the same time; all other errors are raised."""
+    store = BlockStore(tmp_path / "z.zarr", {"obs": make_cells(30).obs}, {"X": ((30, 2), np.dtype("f4"))}, 8, "x")
+    rename = os.rename
+
+    def fail(source: Path, target: Path) -> None:
+        if is_expected:
+            rename(source, target)  # by the other process
+        raise OSError(number, "renaming failed")
+
+    monkeypatch.setattr(os, "rename", fail)
+    if is_expected:
+        assert not store.begin().any()
+    else:
+        with pytest.raises(PermissionError, match="renaming failed"):
+            store.begin()
+        assert not list(tmp_path.iterdir())
 
 
 def test_write_screen_invalid_input_raises_before_writing(tmp_path, monkeypatch):
