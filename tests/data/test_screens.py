@@ -485,6 +485,18 @@ def test_write_screen_source_is_shortest_unique_path(tmp_path, paths, names):
     assert [names[image[0, 0, 0]] for image in images_of(screen)] == screen.obs["source"].tolist()
 
 
+def test_write_screen_file_names_not_utf8_are_stored_as_text(tmp_path):
+    paths = [os.fsdecode(os.fsencode(tmp_path) + name) for name in (b"/p\xe91.npz", b"/p\xe92.npz")]
+    for path in paths:
+        try:
+            with open(path, "wb") as file:
+                np.savez(file, images=make_cells(12).obsm["single_cell_images"], gene=list("ab" * 6))
+        except OSError:
+            pytest.skip("this file system accepts only UTF-8")
+    screen = write_screen(tmp_path / "s.zarr", paths, y_key="gene")
+    assert sorted(screen.obs["source"].unique()) == [r"p\xe91", r"p\xe92"]
+
+
 def test_write_screen_existing_source_column_is_kept(tmp_path):
     plates = [crops_of(np.zeros((3, 1, 4, 4), "uint8"), source=f"vendor {n}") for n in range(2)]
     assert set(write_screen(tmp_path / "s.zarr", plates, y_key="gene").obs["source"]) == {"vendor 0", "vendor 1"}

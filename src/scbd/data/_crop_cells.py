@@ -466,11 +466,11 @@ def _locate_fields(table: pd.DataFrame, fields: dict[str, Any], field_key: str) 
     number = _match_field_names(table[field_key], fields)
     absent = table[field_key][number < 0].drop_duplicates().tolist()
     # numbers in a table are often names such as "01" that lost their zeros when the table was read
-    advice = "; read the column as text (dtype=str)" if any(not isinstance(name, str) for name in absent) else ""
+    advice = ": read the column with dtype=str" if any(not isinstance(name, str) for name in absent) else ""
     _raise_if_any(
         number < 0,
         f"lie in fields that are not given (column {field_key!r} has {join_first(map(repr, absent))}; the fields are "
-        f"called {join_first(map(repr, fields))}{advice})",
+        f"called {join_first(map(repr, fields))}, and names are compared as text{advice})",
     )
     return number
 
