@@ -198,7 +198,7 @@ MASK = np.ones((40, 50), int)
         (FIELDS, None, {"labels": {"a": np.ones((1, 5, 40, 50), int)}}, r"several planes .*\(1, 5, 40, 50\)"),
         (FIELDS, None, {"labels": {"a": np.stack([MASK, MASK], axis=-1)}}, r"shape \(40, 50, 2\)"),
         (ONE, pd.DataFrame({"label": ["1", "x"]}), {"labels": MASK}, "1 of 2 cells have no whole number.* row 1"),
-        ({"01": ONE, "02": ONE}, CELLS.assign(field=[1, 2]), {}, "column 'field' has 1, 2; .*'01', '02'; .*text"),
+        ({"01": ONE, "02": ONE}, CELLS.assign(field=[1, 2]), {}, "column 'field' has 1, 2; .*'01', '02'.*text"),
         ({1: ONE, "1": ONE}, CELLS.assign(field=[1, 1]), {}, "1, '1' are the same text"),
         (FIELDS, CELLS.assign(field=["a", None]), {}, "1 of 2 cells lie in fields that are not given"),
         (FIELDS, CELLS.assign(y=["1", "?"]), {}, "1 of 2 cells have no position .* row 1"),

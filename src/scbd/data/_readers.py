@@ -527,7 +527,8 @@ def _check_image_names(path: Path, images: list[Path]) -> None:
             "these files or folders."
         )
         raise ValueError(msg)
-    masks = [image for image in images if has_mask_word(str(image.with_suffix("")))]
+    stems = [os.path.splitext(image)[0] for image in images]
+    masks = [image for image, stem in zip(images, stems, strict=True) if has_mask_word(stem)]
     if masks and len(masks) < len(images):
         msg = (
             f"{path} has {len(masks)} images among {len(images)} whose names are those of masks "
@@ -535,9 +536,9 @@ def _check_image_names(path: Path, images: list[Path]) -> None:
             "of cells in a table (file_columns=…)."
         )
         raise ValueError(msg)
-    earlier: dict[Path, Path] = {}
-    for image in images:
-        other = earlier.setdefault(image.with_suffix(""), image)
+    earlier: dict[str, Path] = {}
+    for image, stem in zip(images, stems, strict=True):
+        other = earlier.setdefault(stem, image)
         if other is not image:
             msg = (
                 f"{path} has {other} and {image}, and each would become a cell: if one is the mask or a copy of the "
