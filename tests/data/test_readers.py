@@ -191,7 +191,7 @@ def write_named(folder: Path, *names: str | bytes) -> Path:
     "mask",
     ["a/0_mask.png", "a/0_cp_masks.png", "a/0_seg.png", "a/0.label.tif", "a/0_overlay.png", "a/0-outlines.png"]
     + ["a/mask_0.png", "a/cellMask0.png", "a/masks/0.png", "masks/0.png", "nuclei_masks/0.png", "labels/a/0.png"]
-    + ["a/0.tif", "a/0.PNG", "a/0 masked.png"],
+    + ["a/0.tif", "a/0.PNG", "a/0 masked.png", "a/0_nucmask.png"],
 )
 def test_read_crops_folder_with_masks_raises(tmp_path, mask):
     with pytest.raises(ValueError, match=r"each would become a cell"):

@@ -51,8 +51,9 @@ ANNDATA_TABLES = ("obs", "var", "uns")
 _MAX_LOADED_BYTES = 2**30
 # Words in names of files and folders that programs write next to images: segmentation masks, and pictures of them.
 _MASK_WORD = re.compile(
-    r"(?<![a-z])((mask|label|outline|overlay|contour|segmentation|annotation)s?|masked|boundar(y|ies))(?![a-z])"
-    r"|(?<![a-z])segm?(?![a-z0-9])"  # genes are called SEG1 and SEG2
+    r"masks?(?![a-z])"
+    r"|(?<![a-z])((label|outline|overlay|contour|segmentation|annotation)s?|boundar(y|ies)|masked|segmented)(?![a-z])"
+    r"|(?<![a-z])segm?(?![a-z0-9])"  # not the genes SEG1 and SEG2
 )
 # name that pandas gives to the first column of a file if the file states no name for the column
 _UNNAMED_COLUMN = "Unnamed: 0"
