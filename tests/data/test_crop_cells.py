@@ -168,7 +168,7 @@ MASK = np.ones((40, 50), int)
         (FIELDS, CELLS.assign(y=[20, 39.6]), {}, "1 of 2 cells have no position .* row 1"),
         (FIELDS, CELLS.assign(x=[np.nan, 1]), {}, "1 of 2 cells have no position .* row 0"),
         (FIELDS, CELLS.assign(x=[1, 1e300]), {}, "1 of 2 cells have no position"),
-        (FIELDS, CELLS.assign(field=["a", "c"]), {}, r"1 of 2 cells lie in fields that are not given .*a, b"),
+        (FIELDS, CELLS.assign(field=["a", "c"]), {}, r"1 of 2 cells lie in fields that are not given .*'a', 'b'"),
         (FIELDS, CELLS.drop(columns="field"), {}, "no 'field'"),
         (FIELDS, CELLS.drop(columns="y"), {}, "no 'y'"),
         (FIELDS, CELLS[:0], {}, "no cells"),
@@ -193,6 +193,15 @@ MASK = np.ones((40, 50), int)
         (FIELDS, None, {"labels": {"a": MASK[1:]}}, r"shape \(39, 50\)"),
         (FIELDS, None, {"labels": {"a": MASK * 1.0}}, "float64"),
         (FIELDS, None, {"labels": {"a": MASK > 0}}, "bool"),
+        (FIELDS, None, {"labels": {"a": "mask.png"}}, "label mask of field 'a' is str"),
+        (FIELDS, None, {"labels": {"a": np.stack([MASK, MASK])}}, r"several planes .*\(2, 40, 50\)"),
+        (FIELDS, None, {"labels": {"a": np.ones((1, 5, 40, 50), int)}}, r"several planes .*\(1, 5, 40, 50\)"),
+        (FIELDS, None, {"labels": {"a": np.stack([MASK, MASK], axis=-1)}}, r"shape \(40, 50, 2\)"),
+        (ONE, pd.DataFrame({"label": ["1", "x"]}), {"labels": MASK}, "1 of 2 cells have no whole number.* row 1"),
+        ({"01": ONE, "02": ONE}, CELLS.assign(field=[1, 2]), {}, "column 'field' has 1, 2; .*'01', '02'.*text"),
+        ({1: ONE, "1": ONE}, CELLS.assign(field=[1, 1]), {}, "1, '1' are the same text"),
+        (FIELDS, CELLS.assign(field=["a", None]), {}, "1 of 2 cells lie in fields that are not given"),
+        (FIELDS, CELLS.assign(y=["1", "?"]), {}, "1 of 2 cells have no position .* row 1"),
         (FIELDS, None, {"labels": {"a": MASK * 0}}, "no cells"),
         (FIELDS, CELLS, {"labels": {"a": MASK, "b": MASK}}, "no 'label'"),
         (ONE, pd.DataFrame({"label": [1, 2]}), {"labels": MASK}, "1 of 2 cells have a label without pixels.* row 1"),
@@ -201,6 +210,21 @@ MASK = np.ones((40, 50), int)
 def test_crop_cells_invalid_input_raises(images, cells, how, message):
     with pytest.raises((ValueError, KeyError, TypeError), match=message):
         crop_cells(images, cells, **{"size": 8} | how)
+
+
+@pytest.mark.parametrize("names", [[1, 1, 10], [1.0, 1.0, 10.0], ["1", "1", "10"], np.array([1, 1, 10], "uint8")])
+@pytest.mark.parametrize("dtype", [None, "category"])
+@pytest.mark.parametrize("convert", [str, int, np.int64])
+def test_crop_cells_fields_named_by_number_or_text_are_matched(field, labels, names, dtype, convert):
+    """Files give names of fields as text, tables often as numbers; labels in a table may be text, too."""
+    fields = {"1": field, "10": field[:, ::-1]}
+    masks = {convert(1): labels, convert(10): labels[::-1][None, None]}
+    cells = pd.DataFrame({"field": pd.Series(names, dtype=dtype), "label": ["900", "3", "7"]})
+    found = crop_cells(fields, cells, labels=masks, size=9, mask="background")
+    expected = crop_cells(fields, labels={"1": labels, "10": labels[::-1]}, size=9, mask="background")
+    assert expected.obs.index.tolist() == ["1_3", "1_7", "1_900", "10_3", "10_7", "10_900"]
+    np.testing.assert_array_equal(read_pixels(found), read_pixels(expected)[[2, 0, 4]])
+    assert found.obs["field"].tolist() == list(names) and found.obs["area"].tolist() == [2, 20, 45]
 
 
 def test_crop_cells_field_damaged_later_raises_with_its_name(tmp_path, field):

@@ -90,6 +90,22 @@ def test_file_source_path_outside_of_folder_raises(plates, path):
         FileSource(plates / "meta", [["plate/0.png", path]])
 
 
+def test_file_source_windows_paths_are_read(plates):
+    r"""Tables made under Windows separate folders with ``\\``, which may be part of a file name on other systems."""
+    paths = [["plate 1\\2.png"], [".\\plate 1/0.png"], ["plate 1\\..\\plate 1\\1.png"]]
+    assert read_numbers(FileSource(plates / "disk", paths)) == [2, 0, 1]
+    Image.fromarray(np.full((4, 4), 9, "uint8")).save(plates / "disk" / "plate 1\\2.png")
+    assert read_numbers(FileSource(plates / "disk", paths)) == [9, 0, 1]
+    with pytest.raises(ValueError, match="outside of"):
+        FileSource(plates / "meta", [["..\\disk\\plate 1\\0.png"]])
+
+
+@pytest.mark.parametrize("path", ["C:\\plate 1\\0.png", "d:/plate 1/0.png", "\\\\server\\share\\plate 1\\0.png"])
+def test_file_source_windows_drive_raises_with_advice(plates, path):
+    with pytest.raises(FileNotFoundError, match="Windows"):
+        FileSource(plates / "disk", [[path]])
+
+
 @pytest.mark.parametrize("listed", [True, False])
 def test_file_source_missing_files_raises_before_reading(plates, monkeypatch, listed):
     """In a folder that cannot be listed, each file is checked on its own."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -75,6 +76,27 @@ def test_arrays(tmp_path):
         assert list(found.obs.index) == list(table.index) and list(found.obs) == ["gene"]
     unnamed = read_crops(tmp_path / "b.npy", table=table.reset_index(drop=True)).to_memory()
     assert list(unnamed.obs_names) == [str(i) for i in range(N)]
+
+
+def test_read_crops_npz_arrays_of_one_value_per_image_become_columns(tmp_path, caplog):
+    images = make_cells(N).obsm[KEY]
+    genes, codes = np.array(list("abcabcabcabc")), np.arange(N)
+    columns = {"labels": codes[:, None], "y": genes[None], "bytes": genes.astype("S1"), "well": codes % 2}
+    others = {"one_hot": np.eye(N), "train_labels": codes[:5, None], "plate": np.array("P1"), "masks": images[:, 0] > 9}
+    np.savez(tmp_path / "a.npz", images=images, channels=["x", "y", "z"], **columns, **others)
+    crops = read_crops(tmp_path / "a.npz")
+    check(crops, images, labels=codes, y=genes, bytes=genes, well=codes % 2)
+    assert list(crops.obs) == list(columns)
+    assert all(f"'{name}' " in caplog.text for name in ("channels", *others)) and "'well'" not in caplog.text
+    caplog.clear()
+    np.savez(tmp_path / "b.npz", images=images, channels=["x", "y"], **columns)
+    assert read_crops(tmp_path / "b.npz").channels == ["x", "y"] and not caplog.text
+
+
+def test_read_crops_npz_array_of_objects_raises_with_its_name(tmp_path):
+    np.savez(tmp_path / "a.npz", images=make_cells(N).obsm[KEY], gene=np.array(["a", "b"] * (N // 2), dtype=object))
+    with pytest.raises(ValueError, match=r"'gene': .*astype\(str\)"):
+        read_crops(tmp_path / "a.npz")
 
 
 def test_real_arrays(shared):
@@ -153,6 +175,46 @@ def test_folders_of_images(tmp_path):
     write_images(tmp_path / "one" / "a" / "deeper")
     with pytest.raises(ValueError, match="folders of different depth, such as a/0.png, a/deeper"):
         read_crops(tmp_path / "one")
+
+
+def write_named(folder: Path, *names: str | bytes) -> Path:
+    """Write an image of random pixels to each path, relative to a folder; paths may be bytes that are not UTF-8."""
+    for name in names:
+        path = os.path.join(os.fsencode(folder), os.fsencode(name))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            Image.fromarray(np.random.default_rng(0).integers(0, 255, (6, 6), "uint8")).save(file, "PNG")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "mask",
+    ["a/0_mask.png", "a/0_cp_masks.png", "a/0_seg.png", "a/0.label.tif", "a/0_overlay.png", "a/0-outlines.png"]
+    + ["a/mask_0.png", "a/cellMask0.png", "a/masks/0.png", "masks/0.png", "nuclei_masks/0.png", "labels/a/0.png"]
+    + ["a/0.tif", "a/0.PNG", "a/0 masked.png", "a/0_nucmask.png"],
+)
+def test_read_crops_folder_with_masks_raises(tmp_path, mask):
+    with pytest.raises(ValueError, match=r"each would become a cell"):
+        read_crops(write_named(tmp_path, "a/0.png", "a/1.png", "b/0.png", mask))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("SEG1/0.png", "nt/0.png"), ("Maskin/0.png", "nt/0.png"), ("unlabelled/0.png", "other/0.png")]
+    + [("a/cell_label_1.png", "b/cell_label_2.png"), ("a/0.1.png", "a/0.2.png"), ("a/0.png", "b/0.png")],
+)
+def test_read_crops_folder_without_masks_is_read(tmp_path, names):
+    assert read_crops(write_named(tmp_path, *names)).obs.index.tolist() == sorted(names)
+
+
+@pytest.mark.parametrize("name", [b"a/z\xe9ro.png", b"g\xe8ne/0.png"])
+def test_read_crops_folder_with_names_not_utf8_raises_with_name(tmp_path, name):
+    try:
+        write_named(tmp_path, "a/0.png", "b/0.png", name)
+    except OSError:
+        pytest.skip("this file system accepts only UTF-8")
+    with pytest.raises(ValueError, match=r"not UTF-8 .*(ro.png|ne/0.png)"):
+        read_crops(tmp_path)
 
 
 @pytest.mark.parametrize(("fit", "size"), [("pad", (9, 9)), ("crop", (4, 4)), (5, (5, 5)), ((3, 8), (3, 8))])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -400,6 +401,26 @@ def test_block_store_several_writers_share_blocks(tmp_path):
         make_store("another").begin()
 
 
+@pytest.mark.parametrize(("number", "is_expected"), [(errno.ENOTEMPTY, True), (errno.EACCES, False)])
+def test_block_store_rename_fails_only_expected_errors_are_ignored(tmp_path, monkeypatch, number, is_expected):
+    """Another process may begin the same store at the same time; all other errors are raised."""
+    store = BlockStore(tmp_path / "z.zarr", {"obs": make_cells(30).obs}, {"X": ((30, 2), np.dtype("f4"))}, 8, "x")
+    rename = os.rename
+
+    def fail(source: Path, target: Path) -> None:
+        if is_expected:
+            rename(source, target)  # by the other process
+        raise OSError(number, "renaming failed")
+
+    monkeypatch.setattr(os, "rename", fail)
+    if is_expected:
+        assert not store.begin().any()
+    else:
+        with pytest.raises(PermissionError, match="renaming failed"):
+            store.begin()
+        assert not list(tmp_path.iterdir())
+
+
 def test_write_screen_invalid_input_raises_before_writing(tmp_path, monkeypatch):
     ours, other = make_plates(), make_plates(1)[0]
     other.var_names = ["dna", "actin"]
@@ -462,6 +483,18 @@ def test_write_screen_source_is_shortest_unique_path(tmp_path, paths, names):
     plates = [crops_of(np.full((3, 1, 4, 4), n, "uint8"), path) for n, path in enumerate(paths)]
     screen = write_screen(tmp_path / "s.zarr", plates, y_key="gene")
     assert [names[image[0, 0, 0]] for image in images_of(screen)] == screen.obs["source"].tolist()
+
+
+def test_write_screen_file_names_not_utf8_are_stored_as_text(tmp_path):
+    paths = [os.fsdecode(os.fsencode(tmp_path) + name) for name in (b"/p\xe91.npz", b"/p\xe92.npz")]
+    for path in paths:
+        try:
+            with open(path, "wb") as file:
+                np.savez(file, images=make_cells(12).obsm["single_cell_images"], gene=list("ab" * 6))
+        except OSError:
+            pytest.skip("this file system accepts only UTF-8")
+    screen = write_screen(tmp_path / "s.zarr", paths, y_key="gene")
+    assert sorted(screen.obs["source"].unique()) == [r"p\xe91", r"p\xe92"]
 
 
 def test_write_screen_existing_source_column_is_kept(tmp_path):

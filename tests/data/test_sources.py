@@ -240,6 +240,18 @@ def test_zarr_source_missing_chunks_return_fill_value(tmp_path, shards):
     np.testing.assert_array_equal(source.read(slice(None)), images)
 
 
+@pytest.mark.parametrize("chunks", [1, 4])
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_zarr_source_empty_file_raises(tmp_path, chunks, compressors):
+    """A file without bytes is truncated, in contrast to a missing file, whose values all equal the fill value."""
+    array = write_zarr_array(tmp_path / "a.zarr", chunks=chunks, compressors=compressors)
+    (tmp_path / "a.zarr" / "c" / "2" / "0" / "0" / "0").write_bytes(b"")
+    source = ZarrSource(array)
+    assert source.read(np.array([0])).any()
+    with pytest.raises(ValueError, match="c/2/0/0/0 is damaged or truncated"):
+        source.read(np.array([0, 2 * chunks]))
+
+
 def test_zarr_source_index_at_start_without_checksum_returns_rows(tmp_path):
     codec = ShardingCodec(
         chunk_shape=(1, *SHAPE[1:]), codecs=[BytesCodec()], index_codecs=[BytesCodec()], index_location="start"

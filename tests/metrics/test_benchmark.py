@@ -126,6 +126,7 @@ def test_styled_mixing_metric_bolds_nearest_to_chance(metric):
         ("label_key needs y_key", {"e_key": "well", "label_key": "target"}),
         ("replicates needs y_key", {"e_key": "well", "replicates": True}),
         ("replicates needs control", {"y_key": "gene", "e_key": "well", "replicates": "well", "control": None}),
+        ("replicates needs control", {"y_key": "gene", "e_key": "well", "replicates": True, "control": []}),
         ("kind='cubic'", {"e_key": "well", "kinds": ["cubic"]}),
         ("reference needs n_bootstrap", {"e_key": "well", "reference": "good"}),
         ("reference='best'.* good", {"e_key": "well", "reference": "best", "n_bootstrap": 10}),

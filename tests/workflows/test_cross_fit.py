@@ -156,6 +156,8 @@ def test_cross_fit_interrupted_resumes_with_equal_result(tmp_path, models, monke
         ({"split": "part"}, "split"),
         ({"train_size": 0.5}, "train_size"),
         ({"resume": True}, "resume"),
+        ({"setup_kwargs": {"y_key": "plate"}}, "y_key"),
+        ({"setup_kwargs": {"control": "DMSO"}}, "control"),
         ({"model_kwargs": {"encoder": object()}}, "encoder"),
     ],
 )
@@ -167,6 +169,12 @@ def test_cross_fit_invalid_settings_raises_before_training(monkeypatch, settings
     wells.obs.loc[wells.obs_names[[0, 20, 40]], "compound"] = "few"
     with pytest.raises(ValueError, match=named):
         cross_fit(wells, **WELLS | settings)
+
+
+def test_cross_fit_split_arguments_none_equal_defaults():
+    none: dict[str, Any] = dict.fromkeys(("split", "train_size", "validation_size"))
+    found, expected = (cross_fit(make_wells(), **WELLS | {"n_folds": 2} | more) for more in (none, {}))
+    np.testing.assert_array_equal(found.obsm["X_scbd_c"], expected.obsm["X_scbd_c"])
 
 
 def test_cross_fit_too_few_perturbations_for_folds_raises():

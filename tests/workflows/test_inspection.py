@@ -243,6 +243,19 @@ def test_describe_path_table_names_numeric_columns_not_taken(tmp_path):
     assert "--features nucleus number " in found
 
 
+@pytest.mark.parametrize(("column", "ending"), [("cell_mask", ""), ("nuclei", "_seg")])
+def test_describe_path_table_with_masks_proposes_only_channels(tmp_path, column, ending):
+    write_pictures(tmp_path / "crops.csv")
+    table = pd.read_csv(tmp_path / "crops.csv")
+    table[column] = table["file"].str.replace(".png", f"{ending}.png")
+    for image, mask in zip(table["file"], table[column], strict=True):
+        (tmp_path / mask).write_bytes((tmp_path / image).read_bytes())
+    table.to_csv(tmp_path / "crops.csv", index=False)
+    found = describe_path(tmp_path / "crops.csv")
+    assert "--file-columns file --y-key gene" in found and "8 cells of 3 × 6 × 6" in found
+    assert lines_of(found, "Not taken as channels")[0].endswith(f"{column}.")
+
+
 def test_describe_path_many_images_states_sample_size_of_the_range(tmp_path):
     make_cells(96).write_h5ad(tmp_path / "many.h5ad")
     make_cells(60).write_h5ad(tmp_path / "few.h5ad")

@@ -167,6 +167,9 @@ def test_run_invalid_input_raises_and_writes_nothing(tmp_path):
             run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "run", model_kwargs=MODEL | wrong)
     with pytest.raises(ValueError, match="seed=-1: give a whole number, 0 or larger"):
         run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "run", seed=-1)
+    for repeated in ({"y_key": "well"}, {"e_key": "well"}):
+        with pytest.raises(ValueError, match=f"setup_kwargs repeats {next(iter(repeated))}"):
+            run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "run", setup_kwargs=repeated)
     assert not (tmp_path / "run").exists()
 
 

@@ -18,6 +18,7 @@ from scbd._workflows.training_runs import (
     check_repeatable,
     describe_training_data,
     locate_inputs,
+    merge_setup_arguments,
     seed_everything,
     train_or_load,
 )
@@ -126,7 +127,7 @@ def cross_fit(
     taken = {"y_key": y_key, "e_key": as_columns(e_key), "control": control}
     if position_key is not None and locate_inputs(adata, setup_kwargs or {}).image_key is None:
         taken["position_key"] = position_key
-    setup = {**(setup_kwargs or {}), **taken}
+    setup = merge_setup_arguments(setup_kwargs, **taken)
     about = describe_training_data(adata, setup)
     directory = check_output_directory(out) if out else None
     SCBDModel.setup_anndata(adata, **setup)

@@ -20,7 +20,7 @@ from scbd._shared.keys import IMAGE_KEY
 from scbd._shared.labels import find_likely_controls, normalise_name
 from scbd.data._formats import DataKind, detect_kind, image_columns, is_table, read_first_rows
 from scbd.data._profiles import FEATURE_PREFIXES, Missing, number_beginnings, read_profiles, read_table_of_features
-from scbd.data._readers import read_crops
+from scbd.data._readers import has_mask_word, read_crops
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -238,7 +238,7 @@ def _describe_images(path: str | os.PathLike[str], kind: DataKind, image_key: st
     may be a label, the lines explain how the user can add labels.
     """
     try:
-        files: dict[str, Any] = {"file_columns": image_columns(path)} if kind.name == "image_table" else {}
+        files: dict[str, Any] = {"file_columns": _channel_columns(path)} if kind.name == "image_table" else {}
         crops = read_crops(path, image_key=image_key, **files)
     except KeyError:
         if kind.name != "anndata" or image_key != IMAGE_KEY:
@@ -258,6 +258,8 @@ def _describe_images(path: str | os.PathLike[str], kind: DataKind, image_key: st
     where = f" in a random sample of {n_sampled} cells" if n_sampled < n else ""
     for name, low, high in zip(crops.channels, sample.min((0, 2, 3)), sample.max((0, 2, 3)), strict=True):
         yield f"  channel {name}: {low:g} to {high:g}{where}"
+    if files and (masks := [column for column in image_columns(path) if column not in files["file_columns"]]):
+        yield f"Not taken as channels, because the names are those of masks: {join_first(masks)}."
 
     key = "" if image_key == IMAGE_KEY else f"--image-key {shlex.quote(image_key)} "
     values = _count_values(crops.obs)
@@ -281,9 +283,20 @@ def _describe_images(path: str | os.PathLike[str], kind: DataKind, image_key: st
         yield f"Next: {_conversion_command(path, kind, f'{key}--table labels.csv --y-key …')}"
 
 
+def _channel_columns(path: str | os.PathLike[str]) -> list[str]:
+    """Return the columns of a table that name image files, without the columns that name segmentation masks."""
+    columns, first_rows = image_columns(path), read_first_rows(path).rename(columns=str)
+    channels = [
+        column
+        for column in columns
+        if not (has_mask_word(column) or first_rows[column].map(lambda file: has_mask_word(str(file))).any())
+    ]
+    return channels or columns
+
+
 def _conversion_command(path: str | os.PathLike[str], kind: DataKind, options: str = "--y-key …") -> str:
     """Return the command ``scbd convert`` that converts the crops at ``path`` to a screen, quoted for a shell."""
-    files = f"--file-columns {shlex.join(image_columns(path))} " if kind.name == "image_table" else ""
+    files = f"--file-columns {shlex.join(_channel_columns(path))} " if kind.name == "image_table" else ""
     return f"scbd convert {_quote_word(path)} {files}{options} --out screen.zarr"
 
 

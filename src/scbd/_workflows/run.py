@@ -47,6 +47,7 @@ from scbd._workflows.training_runs import (
     describe_training_data,
     locate_inputs,
     log_level,
+    merge_setup_arguments,
     recorded_warnings,
     seed_everything,
     train_or_load,
@@ -212,7 +213,7 @@ def run(
     out = _new_directory(out, resume=resume)
     columns, model_kwargs, training = as_columns(e_key), with_preset(model_kwargs or {}), train_kwargs or {}
     seed_everything(seed)
-    setup = {"y_key": y_key, "e_key": columns, **(setup_kwargs or {})}
+    setup = merge_setup_arguments(setup_kwargs, y_key=y_key, e_key=columns)
     with recorded_warnings() as messages:
         SCBDModel.setup_anndata(adata, **setup)
         model = SCBDModel(adata, **model_kwargs)

@@ -23,6 +23,7 @@ from scbd._shared.messages import warn_user
 from scbd._workflows.training_runs import (
     check_repeatable,
     describe_training_data,
+    merge_setup_arguments,
     seed_everything,
     train_or_load,
 )
@@ -216,7 +217,7 @@ def select_alpha(
     check_choice("criterion", criterion, Criterion)
     check_anndata(adata)
     check_count("n_seeds", n_seeds)
-    setup = {"y_key": y_key, "e_key": as_columns(e_key), **(setup_kwargs or {})}
+    setup = merge_setup_arguments(setup_kwargs, y_key=y_key, e_key=as_columns(e_key))
     y, e = (label_values(adata.obs, key).to_numpy() for key in (y_key, e_key))
     environments = label_values(adata.obs, as_columns(e_key)).astype(str)
     folds: list[list[str]] = [[]]
@@ -490,7 +491,7 @@ def check_assumption(
     y = label_values(adata.obs, y_key).astype(str).to_numpy()
     environment = label_values(adata.obs, as_columns(e_key))
     split = hold_out_environments(environment, held_out, strata=[y], validation_size=validation_size, seed=seed)
-    ERMModel.setup_anndata(adata, y_key=y_key, e_key=e_key, **(setup_kwargs or {}))
+    ERMModel.setup_anndata(adata, **merge_setup_arguments(setup_kwargs, y_key=y_key, e_key=e_key))
     rows = []
     for lr, decay, steps in product(lrs, weight_decays, max_steps):
         seed_everything(seed)

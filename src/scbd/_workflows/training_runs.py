@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from scbd._shared.checks import check_count
+from scbd._shared.checks import check_count, inflect
 from scbd._shared.files import write_text
+from scbd._shared.keys import SPLIT_ARGUMENTS
 from scbd._shared.labels import as_columns, label_values
 from scbd.data._input_location import InputLocation
 from scbd.data._sources import digest_cells
@@ -128,11 +129,30 @@ def describe_training_data(adata: AnnData, setup: Mapping[str, Any], split: Any 
     return {**setup, **where, "n_cells": adata.n_obs, "digest": digest}
 
 
+def merge_setup_arguments(setup_kwargs: Mapping[str, Any] | None, **own: Any) -> dict[str, Any]:
+    """Return the arguments of ``setup_anndata``: those that a function takes itself, and the user's ``setup_kwargs``.
+
+    Raises
+    ------
+    ValueError
+        If an argument that the function takes itself is in ``setup_kwargs``, too.
+    """
+    given = setup_kwargs or {}
+    if repeated := [name for name in own if name in given]:
+        names = " and ".join(repeated)
+        msg = (
+            f"setup_kwargs repeats {names}: give {names} as {inflect(len(repeated), 'an argument', 'arguments')} only."
+        )
+        raise ValueError(msg)
+    return {**own, **given}
+
+
 def check_repeatable(model: Mapping[str, Any], training: Mapping[str, Any], taken: Collection[str]) -> None:
     """Raise ``ValueError`` if the user's arguments cannot be used to train several models, one after the other.
 
-    Arguments that the caller sets itself for each model are refused. The argument ``encoder`` must be a name, because
-    an encoder given as a torch module would be trained further and further by each model.
+    Arguments that the caller sets itself for each model are refused, unless they are arguments of the split and `None`.
+    The argument ``encoder`` must be a name, because an encoder given as a torch module would be trained further and
+    further by each model.
 
     Parameters
     ----------
@@ -141,7 +161,8 @@ def check_repeatable(model: Mapping[str, Any], training: Mapping[str, Any], take
     taken
         Names of the arguments that the caller sets for each model, in addition to ``checkpoint_dir`` and ``resume``.
     """
-    set_here = {"checkpoint_dir", "resume", *taken} & {*model, *training}
+    by_default = {name for name in SPLIT_ARGUMENTS if training.get(name) is None}
+    set_here = ({"checkpoint_dir", "resume", *taken} & {*model, *training}) - by_default
     if set_here:
         msg = f"{min(set_here)} is set for each run here: leave it out."
         raise ValueError(msg)

@@ -5,6 +5,7 @@ If the writing of a store is interrupted, a later run writes only the missing bl
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -93,6 +94,8 @@ class BlockStore:
         ------
         FileExistsError
             If the final path holds a store that was written from other cells or with other settings.
+        OSError
+            If the folder for the incomplete store cannot be created.
         ValueError
             If the folder for the incomplete store holds a store that was begun with other cells or other settings.
         """
@@ -110,8 +113,11 @@ class BlockStore:
             try:
                 (own / "done").mkdir(parents=True)
                 self._write_header(own / "store")
-                with suppress(OSError):
-                    os.rename(own, self._partial)
+                os.rename(own, self._partial)
+            except OSError as error:
+                # another process has begun the store in the meantime
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
             finally:
                 shutil.rmtree(own, ignore_errors=True)
         if _read_store_attributes(store).get("digest") != self._digest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._shared.checks import check_choice, check_count, check_unmasked, inflect, join_first, missing_key_message
+from scbd._shared.labels import label_text
 from scbd._shared.messages import warn_user
 from scbd.data._channels import default_channel_names, resolve_channels
 from scbd.data._readers import Crops
@@ -55,6 +57,8 @@ def crop_cells(
     images
         Fields of view, as a mapping from the name of each field to an array, or as a single array. Arrays have the
         shape ``(channels, height, width)`` or ``(height, width)``, and may be of numpy, Zarr, dask, h5py or xarray.
+        Names of fields are compared as text: the number 1 in ``cells`` is the field ``"1"``, but not the field
+        ``"01"``.
     cells
         Table with one row per cell. It holds the name of the cell's field (not required for a single field) and the
         cell's position in pixels. If ``labels`` is given, a column ``label`` with the cell's segmentation label is
@@ -63,10 +67,10 @@ def crop_cells(
     size
         Height and width of the crops, in pixels.
     labels
-        Segmentation masks of the fields, given like ``images``: integers ``(height, width)``, where 0 is background and
-        each other value is the label of one cell. Rows of ``cells`` are matched to labels by field and column
-        ``label``. The position of the centroid and the ``area`` in pixels are added as columns, if ``cells`` lacks
-        them.
+        Segmentation masks of the fields, given like ``images``: integers ``(height, width)`` or
+        ``(1, height, width)``, where 0 is background and each other value is the label of one cell. Rows of ``cells``
+        are matched to labels by field and column ``label``. The position of the centroid and the ``area`` in pixels are
+        added as columns, if ``cells`` lacks them.
     field_key, yx_keys
         Columns of ``cells`` with the name of the field, and with the position (y and x).
     channels
@@ -94,9 +98,10 @@ def crop_cells(
     Raises
     ------
     KeyError, TypeError, ValueError
-        If fields differ in channels or dtype, or have several planes or time points; if labels are not integers, or
-        differ from their field in height or width; if a column or channel does not exist; or if a cell has no field, no
-        position, a position outside of its field, or a label without pixels.
+        If fields differ in channels or dtype, or have several planes or time points; if two fields have the same name
+        as text; if labels are not integers, have several planes, or differ from their field in height or width; if a
+        column or channel does not exist; or if a cell has no field, no position, a position outside of its field, or a
+        label without pixels.
 
     Warns
     -----
@@ -113,13 +118,17 @@ def crop_cells(
     Crops 'cells': 3 of 2 × 32 × 32 uint16 (DNA, actin)
     """
     _check_arguments(size, edge, mask, cells, labels)
-    fields = _fields_by_name(images)
+    fields = _fields_by_name(images, "Field")
     n_channels = _check_fields(fields)
-    masks = {} if labels is None else _fields_by_name(labels)
+    masks = {} if labels is None else _masks_by_field(labels, fields)
     table = None if cells is None else _table_with_fields(cells, fields, field_key, yx_keys)
-    if table is None or labels is not None:
-        table = _add_label_positions(table, fields, masks, field_key, yx_keys)
-    number, centres = _locate_cells(table, fields, field_key, yx_keys)
+    if table is None:
+        table = _measure_fields(list(masks), fields, masks, field_key, yx_keys)
+        table = table.set_axis(table[field_key].astype(str) + "_" + table[LABEL_COLUMN].astype(str))
+    number = _locate_fields(table, fields, field_key)
+    if cells is not None and labels is not None:
+        table = _add_label_positions(table, number, fields, masks, field_key, yx_keys)
+    centres = _locate_cells(table, number, fields, yx_keys)
     if cells is None and (absent := [name for name in fields if name not in masks]):
         fields_have = f"fields {inflect(len(absent), 'has', 'have')}"
         msg = (
@@ -141,7 +150,7 @@ def crop_cells(
     order = kept[np.lexsort([tiles[kept, 1], tiles[kept, 0], number[kept]])]
     known = default_channel_names(n_channels)
     places, names = resolve_channels(known, known if channels is None else channels, "images")
-    own = None if mask is None else table[LABEL_COLUMN].to_numpy()[order]
+    own = None if mask is None else _label_numbers(table)[order]
     source = _CropSource(fields, masks, number[order], centres[order], int(size), places, edge, mask, own)
     obs = table.iloc[order]
     return Crops(source, obs.set_axis(obs.index.astype(str)), names)
@@ -258,18 +267,47 @@ def _load_part(part: Any) -> np.ndarray:
     return part.reshape(-1, *part.shape[-2:])
 
 
-def _fields_by_name(arrays: Any) -> dict[str, Any]:
+def _fields_by_name(arrays: Any, what: str) -> dict[str, Any]:
     """Return fields of view, or their segmentation masks, as a dictionary by name; a single array is named "0".
 
     Raises
     ------
     TypeError
-        If a field is a masked array of numpy.
+        If an object is not an array, or is a masked array of numpy. ``what`` begins the message.
+    ValueError
+        If two names are equal as text, such as 1 and "1".
     """
     named = dict(arrays) if isinstance(arrays, Mapping) else {"0": arrays}
     for name, array in named.items():
-        check_unmasked(f"Field {name!r}", array)
+        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+            msg = f"{what} {name!r} is {type(array).__name__}: give an array, such as tifffile.imread(path)."
+            raise TypeError(msg)
+        check_unmasked(f"{what} {name!r}", array)
+    texts = pd.Series(list(map(label_text, named)), index=range(len(named)), dtype=object)
+    if twice := texts[texts.duplicated(keep=False)].tolist():
+        alike = join_first(repr(name) for name in named if label_text(name) == twice[0])
+        msg = f"{what} names {alike} are the same text: rename one of them."
+        raise ValueError(msg)
     return named
+
+
+def _match_field_names(names: pd.Series | list[Any], fields: dict[str, Any]) -> np.ndarray:
+    """Return the position in ``fields`` of each name, ``(N,)``; -1 if no field has this name.
+
+    Names are compared as text, because files give names as text, and tables of cells often give them as numbers.
+    """
+    codes, each = pd.factorize(pd.Series(names, dtype=None if len(names) else object))
+    places = pd.Index([label_text(name) for name in fields]).get_indexer([label_text(name) for name in each])
+    return np.where(codes < 0, -1, np.append(places, -1)[codes])
+
+
+def _masks_by_field(labels: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return segmentation masks by the name of their field; a mask without a field keeps its own name."""
+    masks, names = _fields_by_name(labels, "The label mask of field"), list(fields)
+    places = _match_field_names(list(masks), fields)
+    return {
+        names[place] if place >= 0 else name: mask for place, (name, mask) in zip(places, masks.items(), strict=True)
+    }
 
 
 def _check_fields(fields: dict[str, Any]) -> int:
@@ -277,14 +315,11 @@ def _check_fields(fields: dict[str, Any]) -> int:
 
     Raises
     ------
-    TypeError, ValueError
-        If an object is not a field, if there are no fields, or if fields differ in number of channels or dtype.
+    ValueError
+        If an array is not a field, if there are no fields, or if fields differ in number of channels or dtype.
     """
     kinds = {}
     for name, field in fields.items():
-        if not hasattr(field, "shape") or not hasattr(field, "dtype"):
-            msg = f"Field {name!r} is {type(field).__name__}: give an array, such as tifffile.imread(path)."
-            raise TypeError(msg)
         shape = tuple(field.shape)
         if len(shape) not in (2, 3) or 0 in shape or (len(shape) == 3 and has_channels_last(*shape)):
             msg = f"Field {name!r} has shape {shape}, a field is (channels, height, width): one plane, one time point."
@@ -317,7 +352,8 @@ def _table_with_fields(
 
 
 def _add_label_positions(
-    table: pd.DataFrame | None,
+    table: pd.DataFrame,
+    number: np.ndarray,
     fields: dict[str, Any],
     masks: dict[str, Any],
     field_key: str,
@@ -325,16 +361,53 @@ def _add_label_positions(
 ) -> pd.DataFrame:
     """Add the centroid and area of each cell's segmentation label to the table of cells.
 
-    If ``table`` is `None`, create a table with one row per segmentation label of each field of view.
+    Parameters
+    ----------
+    table
+        Table of the cells.
+    number
+        Position of each cell's field in ``fields``, ``(N,)``.
+    fields, masks
+        Fields of view and segmentation masks by name of the field.
+    field_key, yx_keys
+        See :func:`crop_cells`.
 
     Raises
     ------
     KeyError
         If the table has no column ``label``.
     ValueError
-        If a field lacks an image or a segmentation mask, or if a label has no pixels.
+        If a field lacks a segmentation mask, or if a label has no pixels.
     """
-    names = list(masks) if table is None else table[field_key].unique().tolist()
+    if LABEL_COLUMN not in table:
+        raise KeyError(missing_key_message("The table of cells", LABEL_COLUMN, table.columns))
+    names = list(fields)
+    found = _measure_fields([names[place] for place in np.unique(number)], fields, masks, field_key, yx_keys)
+    keys = [field_key, LABEL_COLUMN]
+    asked = pd.DataFrame({field_key: number, LABEL_COLUMN: _label_numbers(table)})
+    found = found.assign(**{field_key: _match_field_names(found[field_key], fields)})
+    joined = asked.merge(found, how="left", on=keys).set_axis(table.index)
+    _raise_if_any(joined[AREA_COLUMN].isna(), "have a label without pixels")
+    return table.assign(**{column: joined[column] for column in found if column not in table})
+
+
+def _label_numbers(table: pd.DataFrame) -> np.ndarray:
+    """Return the segmentation label of each cell, int64 ``(N,)``; raise ``ValueError`` if one is not a whole number."""
+    labels = pd.to_numeric(table[LABEL_COLUMN], errors="coerce")
+    _raise_if_any(labels.isna() | (labels % 1 != 0), f"have no whole number in column {LABEL_COLUMN!r}")
+    return labels.to_numpy(np.int64)
+
+
+def _measure_fields(
+    names: list[str], fields: dict[str, Any], masks: dict[str, Any], field_key: str, yx_keys: tuple[str, str]
+) -> pd.DataFrame:
+    """Return a table with one row per segmentation label of the named fields of view.
+
+    Raises
+    ------
+    ValueError
+        If a name has no field or no segmentation mask, or if a mask is invalid.
+    """
     for there, what in ((fields, "image"), (masks, "labels")):
         if absent := [name for name in names if name not in there]:
             fields_have = f"fields {inflect(len(absent), 'has', 'have')}"
@@ -343,18 +416,9 @@ def _add_label_positions(
                 "them out."
             )
             raise ValueError(msg)
-    found = pd.concat(
-        [_measure_labels(masks[name], fields[name].shape[-2:], name) for name in names], ignore_index=True
-    )
-    found = found.rename(columns=dict(zip(("field", "y", "x"), (field_key, *yx_keys), strict=True)))
-    if table is None:
-        return found.set_axis(found[field_key].astype(str) + "_" + found[LABEL_COLUMN].astype(str))
-    if LABEL_COLUMN not in table:
-        raise KeyError(missing_key_message("The table of cells", LABEL_COLUMN, table.columns))
-    keys = [field_key, LABEL_COLUMN]
-    joined = table[keys].merge(found, how="left", on=keys).set_axis(table.index)
-    _raise_if_any(joined[AREA_COLUMN].isna(), "have a label without pixels")
-    return table.assign(**{column: joined[column] for column in found if column not in table})
+    parts = [_measure_labels(masks[name], fields[name].shape[-2:], name) for name in names]
+    found = pd.concat(parts, ignore_index=True)
+    return found.rename(columns=dict(zip(("field", "y", "x"), (field_key, *yx_keys), strict=True)))
 
 
 def _measure_labels(mask: Any, size: tuple[int, int], name: str) -> pd.DataFrame:
@@ -363,12 +427,20 @@ def _measure_labels(mask: Any, size: tuple[int, int], name: str) -> pd.DataFrame
     Raises
     ------
     ValueError
-        If the segmentation mask does not consist of integers, or differs from the field in height or width.
+        If the segmentation mask does not consist of integers, has several planes, or differs from the field in height
+        or width.
     """
-    if mask.dtype.kind not in "ui" or tuple(mask.shape)[-2:] != tuple(size):
+    shape = tuple(mask.shape)
+    if mask.dtype.kind not in "ui" or shape[-2:] != tuple(size):
         msg = (
-            f"Labels of field {name!r} are {mask.dtype} of shape {tuple(mask.shape)}: give whole numbers, 0 for "
-            f"background, of its height and width {tuple(size)}."
+            f"Labels of field {name!r} are {mask.dtype} of shape {shape}: give whole numbers, 0 for background, of its "
+            f"height and width {tuple(size)}."
+        )
+        raise ValueError(msg)
+    if math.prod(shape[:-2]) != 1:
+        msg = (
+            f"Labels of field {name!r} have several planes (shape {shape}), such as nuclei and cells, or slices: give "
+            "one of them, such as mask[0]."
         )
         raise ValueError(msg)
     labels = _load_part(mask[...])[0]
@@ -380,32 +452,46 @@ def _measure_labels(mask: Any, size: tuple[int, int], name: str) -> pd.DataFrame
     )
 
 
-def _locate_cells(
-    table: pd.DataFrame, fields: dict[str, Any], field_key: str, yx_keys: tuple[str, str]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the field of view of each cell, and the pixel that contains the cell's centroid.
-
-    Returns
-    -------
-    Position of each cell's field in ``fields``, ``(N,)``; and y and x of the pixel, ``(N, 2)``.
+def _locate_fields(table: pd.DataFrame, fields: dict[str, Any], field_key: str) -> np.ndarray:
+    """Return the position of each cell's field of view in ``fields``, ``(N,)``.
 
     Raises
     ------
-    KeyError, ValueError
-        If there are no cells, if a position or field is missing, or if a position is outside of its field.
+    ValueError
+        If there are no cells, or if a cell lies in a field that is not given.
     """
     if not len(table):
         msg = "There are no cells: the table is empty, or the labels are all 0."
         raise ValueError(msg)
+    number = _match_field_names(table[field_key], fields)
+    absent = table[field_key][number < 0].drop_duplicates().tolist()
+    # numbers in a table are often names such as "01" that lost their zeros when the table was read
+    advice = ": read the column with dtype=str" if any(not isinstance(name, str) for name in absent) else ""
+    _raise_if_any(
+        number < 0,
+        f"lie in fields that are not given (column {field_key!r} has {join_first(map(repr, absent))}; the fields are "
+        f"called {join_first(map(repr, fields))}, and names are compared as text{advice})",
+    )
+    return number
+
+
+def _locate_cells(
+    table: pd.DataFrame, number: np.ndarray, fields: dict[str, Any], yx_keys: tuple[str, str]
+) -> np.ndarray:
+    """Return y and x of the pixel that contains each cell's centroid, ``(N, 2)``.
+
+    Raises
+    ------
+    KeyError, ValueError
+        If a position is missing, or is outside of its field.
+    """
     for key in yx_keys:
         if key not in table:
             raise KeyError(missing_key_message("The table of cells", key, table.columns, "yx_keys"))
-    number = pd.Index(list(fields)).get_indexer(table[field_key])
-    _raise_if_any(number < 0, f"lie in fields that are not given (there are {join_first(fields)})")
-    yx = table[list(yx_keys)].to_numpy(np.float64, na_value=np.nan)
+    yx = table[list(yx_keys)].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     lengths = np.array([field.shape[-2:] for field in fields.values()])[number]
     _raise_if_any(~((yx >= -0.5) & (yx < lengths - 0.5)).all(axis=1), "have no position in their field")
-    return number, np.floor(yx + 0.5).astype(np.int64)
+    return np.floor(yx + 0.5).astype(np.int64)
 
 
 def _raise_if_any(bad: np.ndarray | pd.Series, what: str) -> None:

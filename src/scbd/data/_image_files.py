@@ -7,7 +7,7 @@ import os
 import struct
 import zlib
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -61,7 +61,8 @@ class FileSource:
         Folder to which paths are relative. Absolute paths must lie in it, too.
     paths
         Paths of the image files, one sequence per cell. If a cell has several files, their channels are stacked. Each
-        page and each colour of a TIFF, and each colour of a PNG, is a channel.
+        page and each colour of a TIFF, and each colour of a PNG, is a channel. Relative paths with the backslashes
+        of Windows are read on any system.
     fit
         Rule by which images that differ in size, or are not square, get one size. They are padded with zeros or cut
         around their centre:
@@ -75,8 +76,8 @@ class FileSource:
     Raises
     ------
     FileNotFoundError
-        If files are missing. All paths are checked before any file is read. The message states the number of missing
-        files and the first of them.
+        If files are missing, or are named by absolute paths of Windows on another system. All paths are checked before
+        any file is read. The message states the number of missing files and the first of them.
     TypeError, ValueError
         If a path lies outside of ``folder``, or if the files of the first cell are not images of one size and dtype.
     """
@@ -90,7 +91,8 @@ class FileSource:
         if not len(paths):
             msg = "The table names no file."
             raise ValueError(msg)
-        self._folder, self._paths = os.path.abspath(local_path(folder)), paths
+        self._folder = os.path.abspath(local_path(folder))
+        self._paths = [[self._with_system_separators(path) for path in several] for several in paths]
         self._check_files()
         self._size = None if fit is None else target_size(fit, self._sizes() if isinstance(fit, str) else [])
         first = self._image(0)
@@ -120,6 +122,16 @@ class FileSource:
                 raise ValueError(msg)
             out[place] = image
         return out
+
+    def _with_system_separators(self, path: str) -> str:
+        r"""Return a relative path of Windows, such as ``crops\0.png``, with the separators of this system.
+
+        Other paths are returned unmodified. The path of an existing file is not modified either, because a backslash
+        may be a part of its name.
+        """
+        if "\\" not in path or PureWindowsPath(path).drive or os.path.exists(os.path.join(self._folder, path)):
+            return path
+        return PureWindowsPath(path).as_posix()
 
     def _path(self, row: int, file: int) -> Path:
         """Return the normalised path of one of the image files of a cell."""
@@ -157,9 +169,16 @@ class FileSource:
                     missing.append(f"{self._path(row, file)} (row {row})")
         if missing:
             n_files, are = len(self._paths) * len(self._paths[0]), inflect(len(missing), "is", "are")
+            advice = "name the folder that paths are relative to (root=…), or drop these rows"
+            drives = [drive for several in self._paths for path in several if (drive := PureWindowsPath(path).drive)]
+            if drives and os.name != "nt":
+                advice = (
+                    f"absolute paths of Windows, such as those in {drives[0]}, do not exist on this system: make them "
+                    "relative to a folder, and name this folder (root=…)"
+                )
             msg = (
                 f"{len(missing)} of {n_files} files that the table names {are} not there: "
-                f"{join_first(missing, 3)}; name the folder that paths are relative to (root=…), or drop these rows."
+                f"{join_first(missing, 3)}; {advice}."
             )
             raise FileNotFoundError(msg)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import zipfile
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -39,11 +42,19 @@ if TYPE_CHECKING:
 
     Images: TypeAlias = np.ndarray | h5py.Dataset | zarr.Array
 
+logger = logging.getLogger(__name__)
+
 # names of the parts of an AnnData file that are read in addition to its images
 ANNDATA_TABLES = ("obs", "var", "uns")
 # Maximum size, in bytes, of a Zarr array in ``obsm`` that is loaded into memory. Larger arrays, such as the features of
 # 26 million cells, may not fit into memory.
 _MAX_LOADED_BYTES = 2**30
+# Words in names of files and folders that programs write next to images: segmentation masks, and pictures of them.
+_MASK_WORD = re.compile(
+    r"masks?(?![a-z])"
+    r"|(?<![a-z])((label|outline|overlay|contour|segmentation|annotation)s?|boundar(y|ies)|masked|segmented)(?![a-z])"
+    r"|(?<![a-z])segm?(?![a-z0-9])"  # not the genes SEG1 and SEG2
+)
 # name that pandas gives to the first column of a file if the file states no name for the column
 _UNNAMED_COLUMN = "Unnamed: 0"
 
@@ -185,14 +196,15 @@ def read_crops(
 
         - ``.h5ad``, or ``.h5sc`` of scPortrait: images at ``obsm[image_key]``, of any chunks and compression;
         - ``.zarr``: an AnnData with images at ``obsm[image_key]``;
-        - ``.npz``: images at ``image_key`` (or the only array of four dimensions); one-dimensional arrays of length N
-          become columns of the table, and an array ``channels`` names the channels;
+        - ``.npz``: images at ``image_key`` (or the only array of four dimensions); arrays of shape ``(N,)`` or
+          ``(N, 1)`` become columns of the table, and an array ``channels`` names the channels. A message names all
+          other arrays, which are not read;
         - ``.npy``: images, memory-mapped; pass their table as ``table``;
         - ``.csv``, ``.tsv`` or ``.parquet``: a table with columns of paths of image files, TIFF or PNG. JPEG and BMP
           are read, too, but the lossy compression of JPEG changes the measured pixels;
         - a folder of images, one file per cell: the folder that contains an image becomes ``obs["label"]``, the folders
           above it become ``folder_1``, and so on, and paths of files become names of cells. Hidden files and folders
-          are skipped;
+          are skipped. Segmentation masks must not lie in the folder, because each would become a cell;
         - a folder with ``data.mdb``: the LMDB of Funk et al. (2022), see :func:`scbd.datasets.funk22`.
     table
         Table with one row per image, or the path of its file. It replaces the table that was read from ``path``. The
@@ -236,7 +248,8 @@ def read_crops(
         If the format requires a package that is not installed (``lmdb``, ``pyarrow`` or ``hdf5plugin``).
     KeyError, TypeError, ValueError
         If the file holds data other than crops (the message names the function that reads such data), if it is
-        truncated, or if images and table do not match.
+        truncated, or if images and table do not match. Also if a folder holds masks next to images, two images whose
+        names differ in the ending only, or a name that is not UTF-8.
 
     Warns
     -----
@@ -397,14 +410,22 @@ def read_tables(group: h5py.File | zarr.Group, *on_disk: str) -> dict[str, Any]:
 
 def _read_arrays(path: Path, image_key: str) -> Crops:
     """Read crops from the numpy arrays in a ``.npy`` or ``.npz`` file."""
+    arrays: dict[str, np.ndarray] = {}
+    where = ""
     try:
         if path.suffix == ".npy":
             images = np.load(path, mmap_mode="r", allow_pickle=False)
         else:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                arrays = {key: archive[key] for key in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        msg = f"{path} cannot be read as numpy arrays ({error}): it is truncated, foreign, or holds Python objects."
+                for key in archive.files:
+                    where = f"{key!r}: "
+                    values = archive[key]
+                    arrays[key] = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        msg = (
+            f"{path} cannot be read as numpy arrays ({where}{error}): it is truncated, foreign, or holds Python "
+            "objects (save text as values.astype(str))."
+        )
         raise ValueError(msg) from error
     if path.suffix == ".npy":
         return Crops(
@@ -417,9 +438,17 @@ def _read_arrays(path: Path, image_key: str) -> Crops:
         raise KeyError(msg)
     source = ArraySource(arrays.pop(key), f"{key!r} of {path}")
     n, n_channels = source.shape[:2]
-    columns = {key: values for key, values in arrays.items() if values.shape == (n,)}
-    names = arrays.get("channels", np.empty(0))
-    channels = names.astype(str).tolist() if names.shape == (n_channels,) else default_channel_names(n_channels)
+    channels = default_channel_names(n_channels)
+    if "channels" in arrays and arrays["channels"].shape == (n_channels,):
+        channels = arrays.pop("channels").astype(str).tolist()
+    columns = {key: values.ravel() for key, values in arrays.items() if values.shape in ((n,), (n, 1), (1, n))}
+    if others := [f"{key!r} {values.shape}" for key, values in arrays.items() if key not in columns]:
+        logger.warning(
+            "%s: these arrays are not read, because they do not have one value per image (%d): %s.",
+            path,
+            n,
+            ", ".join(others),
+        )
     return Crops(source, pd.DataFrame(columns, index=_table_without_names(n).index), channels)
 
 
@@ -462,6 +491,7 @@ def _read_image_folder(path: Path, fit: Fit | None) -> Crops:
         for name in names
         if name.lower().endswith(IMAGE_ENDINGS)
     )
+    _check_image_names(path, found)
     depths = {len(file.parts): file for file in reversed(found)}
     if len(depths) > 1:
         several = join_first(sorted(depths.values()))
@@ -473,6 +503,62 @@ def _read_image_folder(path: Path, fit: Fit | None) -> Crops:
     obs = pd.DataFrame(folders, index=index, columns=names if folders.shape[1] else []).astype("category")
     source = FileSource(path, [[name] for name in index], fit)
     return Crops(source, obs, default_channel_names(source.shape[1]))
+
+
+def _check_image_names(path: Path, images: list[Path]) -> None:
+    """Check that each image in a folder can be a crop of another cell, and that names can be stored.
+
+    Parameters
+    ----------
+    path
+        The folder.
+    images
+        Path of each image, relative to the folder.
+
+    Raises
+    ------
+    ValueError
+        If the name of a file or folder is not UTF-8; if the names of some images are those of segmentation masks, or of
+        pictures of them; or if two images have names that differ in the ending only.
+    """
+    foreign = [ascii(str(image)) for image in images if not _is_utf8(str(image))]
+    if foreign:
+        msg = (
+            f"{path} has names that are not UTF-8 ({join_first(foreign, 3)}), so that they cannot be stored: rename "
+            "these files or folders."
+        )
+        raise ValueError(msg)
+    stems = [os.path.splitext(image)[0] for image in images]
+    masks = [image for image, stem in zip(images, stems, strict=True) if has_mask_word(stem)]
+    if masks and len(masks) < len(images):
+        msg = (
+            f"{path} has {len(masks)} images among {len(images)} whose names are those of masks "
+            f"({join_first(masks, 3)}), and each would become a cell: move masks to another folder, or name the images "
+            "of cells in a table (file_columns=…)."
+        )
+        raise ValueError(msg)
+    earlier: dict[str, Path] = {}
+    for image, stem in zip(images, stems, strict=True):
+        other = earlier.setdefault(stem, image)
+        if other is not image:
+            msg = (
+                f"{path} has {other} and {image}, and each would become a cell: if one is the mask or a copy of the "
+                "other, move it to another folder; otherwise rename it."
+            )
+            raise ValueError(msg)
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def has_mask_word(name: str) -> bool:
+    """Return whether a name has a word for segmentation masks, such as ``"0_mask"`` and ``"cellMasks/0"``."""
+    return _MASK_WORD.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()) is not None
 
 
 def _load_table(table: str | os.PathLike[str] | pd.DataFrame) -> pd.DataFrame:

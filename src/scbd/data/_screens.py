@@ -747,7 +747,9 @@ def _add_source_column(obs: pd.DataFrame, plates: Sequence[Crops]) -> pd.DataFra
         return obs
     kept = [plate.obs[SOURCE_COLUMN] for plate in plates if SOURCE_COLUMN in plate.obs]
     old = {str(name) for column in kept for name in column.dropna().unique()}
-    names = dict(zip(new, unique_file_names([plates[number].name for number in new], old), strict=True))
+    # bytes of a file name that are not UTF-8 cannot be stored, and are written as \xe9 and the like
+    readable = [os.fsencode(plates[number].name).decode(errors="backslashreplace") for number in new]
+    names = dict(zip(new, unique_file_names(readable, old), strict=True))
     plate_of = np.repeat(np.arange(len(plates), dtype=np.int32), [len(plate.obs) for plate in plates])
     if not old:
         return obs.assign(**{SOURCE_COLUMN: pd.Categorical.from_codes(plate_of, list(names.values()))})

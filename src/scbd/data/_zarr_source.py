@@ -229,11 +229,22 @@ class ZarrSource:
         -------
         Offsets and lengths of the chunks in bytes, two arrays int64 ``(chunks_per_shard,)``. The length is 0 if a chunk
         is not stored because all its numbers equal the fill value of the array.
+
+        Raises
+        ------
+        EOFError, ValueError
+            If the file is empty or truncated, or if its index is damaged.
+        FileNotFoundError
+            If scbd has written the array, and the file is missing.
         """
         n, key = self._chunks_per_shard, self._key(number)
         try:
             if self._images.shards is None:
-                return np.zeros(1, np.int64), np.array([(self._files.folder / key).stat().st_size])
+                length = (self._files.folder / key).stat().st_size
+                if not length:
+                    msg = "the file is empty"
+                    raise EOFError(msg)
+                return np.zeros(1, np.int64), np.array([length])
             size = _INDEX_ENTRY_BYTES * n + _CHECKSUM_BYTES
             data = self._files.read(key, -size, size)
         except FileNotFoundError:

@@ -544,7 +544,7 @@ def _check_required_arguments(given: Mapping[str, Any]) -> None:
         raise ValueError(msg)
     for what in ("net", "label_key", "replicates"):
         needs = next(metric.needs for metric in METRICS.values() if what in metric.needs)
-        missing = [key for key in needs if given[key] is None]
+        missing = [key for key in needs if not _is_given(given[key])]
         if _is_given(given[what]) and missing:
             msg = f"{what} needs {' and '.join(missing)}."
             raise ValueError(msg)
