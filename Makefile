@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 # notebooks that read published data, from the folder SCBD_DATA
-REAL := notebooks/real_plate.ipynb notebooks/real_map.ipynb
+REAL := notebooks/real_plate.ipynb notebooks/real_map.ipynb notebooks/real_drug_screen.ipynb
 # tests of numerical results
 NUMERIC := tests/nn tests/metrics tests/corrections tests/originals
 

@@ -1,10 +1,14 @@
 """Draw real_screens.png, crops of real pooled screens beside simulated ones, and print the numbers of real_screens.md.
 
-    python docs/images/real_screens.py FOLDER
+    python docs/images/real_screens.py FOLDER [BBBC021]
 
-The folder holds ten crops of Funk et al. (2022) that Genentech/set-dino publishes (Apache-2.0), as ``funk_crops.npz``
+FOLDER holds ten crops of Funk et al. (2022) that Genentech/set-dino publishes (Apache-2.0), as ``funk_crops.npz``
 (``images``, ``channels``), and 185 of PERISCOPE from the repository of its authors (BSD-3), as
 ``periscope_hela_dmem_crops_5x100x100.npz`` (``X``, ``channels``).
+
+BBBC021 is a folder with crops of that image set (Caie et al., 2010, CC BY 3.0), cut by mikkelnrasmussen/
+deep_learning_project: ``bbbc021_many_plates.npz`` (``images``, square roots of intensities as uint8) and
+``bbbc021_many_plates_obs.csv``. With it, the variation of brightness between weeks, plates, wells and cells is printed.
 """
 
 from __future__ import annotations
@@ -115,6 +119,52 @@ def of_screen(images: np.ndarray, channels: list[str], named: list[str]) -> dict
     }
 
 
+def read_bbbc021(folder: Path) -> AnnData:
+    """Read crops of BBBC021, with the intensities of the camera instead of their square roots."""
+    with np.load(folder / "bbbc021_many_plates.npz") as arrays:
+        roots = arrays["images"].transpose(0, 3, 1, 2) / np.float32(255)
+    screen = cells(30_000 * roots**2 + 200, np.array(["DNA", "tubulin", "actin"]))
+    table = pd.read_csv(folder / "bbbc021_many_plates_obs.csv", dtype=str, keep_default_na=False)
+    screen.obs = table.set_index(screen.obs_names)
+    return screen
+
+
+def brightness_deviations(screen: AnnData, groups: list[str]) -> pd.DataFrame:
+    """Compute standard deviations of log brightness between nested groups, and between the cells of the last group.
+
+    Brightness is the mean of a crop. Half the mean squared difference of two cells estimates the variance of everything
+    that the two cells do not share. The variance between wells, for example, is this value for cells of one plate and
+    different wells, minus the value for cells of one well. A negative variance is returned as a negative deviation.
+    """
+    brightness = np.log(screen.obsm["single_cell_images"].mean((2, 3), dtype=np.float64))
+    one, other = np.triu_indices(len(brightness), 1)
+    n_shared, same = np.zeros(len(one), int), np.ones(len(one), bool)
+    for group in groups:
+        codes = pd.factorize(screen.obs[group])[0]
+        same &= codes[one] == codes[other]
+        n_shared += same
+    half = (brightness[one] - brightness[other]) ** 2 / 2
+    variances = np.stack([half[n_shared == n].mean(0) for n in range(len(groups) + 1)])
+    variances[:-1] -= variances[1:]
+    deviations = np.sign(variances) * np.sqrt(np.abs(variances))
+    return pd.DataFrame(deviations, [*groups, "cell"], screen.var_names)
+
+
+def print_brightness_deviations(folder: Path) -> None:
+    """Print the variation of brightness in BBBC021 and in simulated screens, for all cells and for controls."""
+    groups = ["plate", "well"]
+    found = {"BBBC021": (read_bbbc021(folder), "compound", "DMSO", ["week", *groups])}
+    for name, how in (("simulated", {"n_wells": 36}), ("simulated, hard", scbd.datasets.HARD_SCREEN)):
+        found[name] = (scbd.datasets.simulated_screen(2000, **how), "gene", "nontargeting", groups)
+    for name, (screen, label, control, nested) in found.items():
+        for kind, chosen in (("all", screen), ("controls", screen[(screen.obs[label] == control).to_numpy()].copy())):
+            print(f"\n{name}, {kind}: {chosen.n_obs} cells")
+            deviations = brightness_deviations(chosen, nested)
+            variances = deviations * deviations.abs()
+            print(deviations.round(2).to_string(), "\npercent of the variance")
+            print((100 * variances / variances.sum()).round().to_string())
+
+
 def draw(found: dict[str, AnnData], path: Path, n: int = 10) -> None:
     """A row of cells for each, in colour, one below the other."""
     rows = []
@@ -148,3 +198,5 @@ if __name__ == "__main__":
         by_channel |= {(name, channel): of_channel(images[:, at]) for at, channel in enumerate(channels)}
     for rows in (by_screen, by_channel):
         print(pd.DataFrame.from_dict(rows, orient="index").round(2).to_string())
+    if len(sys.argv) > 2:
+        print_brightness_deviations(Path(sys.argv[2]))
