@@ -178,6 +178,60 @@ def check_output_directory(out: str | os.PathLike[str]) -> Path:
     return out
 
 
+@contextmanager
+def hold_directory(out: Path) -> Iterator[None]:
+    """Keep other processes, and other calls in this process, from writing to a directory during the ``with`` block.
+
+    The directory is created if it is missing. If the block writes nothing, the created folders are removed again.
+
+    The directory is marked by a file that the operating system locks. A process that is killed loses the lock, so that
+    the directory is free again. In distributed training, all processes write to one directory, and only the first one
+    holds it. Some file systems have no locks; the directory is then not held.
+
+    Raises
+    ------
+    BlockingIOError
+        If another process holds the directory.
+    """
+    from lightning.pytorch.utilities import rank_zero_only
+
+    if getattr(rank_zero_only, "rank", 0) != 0:
+        yield
+        return
+    created = [folder for folder in (out, *out.parents) if not folder.exists()]
+    out.mkdir(parents=True, exist_ok=True)
+    mark = out / ".running"
+    descriptor = os.open(mark, os.O_RDWR | os.O_CREAT)
+    try:
+        if not _lock(descriptor):
+            msg = f"Another process is writing to {out}: wait until it has finished, or choose another directory."
+            raise BlockingIOError(msg)
+        try:
+            yield
+        finally:
+            mark.unlink(missing_ok=True)
+            for folder in created:
+                # a folder that is not empty cannot be removed by rmdir
+                with suppress(OSError):
+                    folder.rmdir()
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock an open file for this process, and return whether no other process has locked it."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # Windows has no fcntl, and some network file systems have no locks
+        return True
+    # a process that ends removes the file; whoever has locked the removed file does not hold the directory
+    return os.fstat(descriptor).st_nlink > 0
+
+
 def write_text(text: str, path: Path) -> None:
     """Write a text file in UTF-8; the file appears at ``path`` only when it is complete and on the disk."""
     with open_atomically(path) as file:

@@ -24,7 +24,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 
 from scbd._shared.checks import check_choice, check_count, format_count
-from scbd._shared.files import local_path, remove_partials
+from scbd._shared.files import hold_directory, local_path, remove_partials
 from scbd._shared.keys import E_REGISTRY, POSITION_REGISTRY, Y_REGISTRY
 from scbd._shared.labels import as_columns, as_list, label_text
 from scbd._shared.messages import without_messages
@@ -336,6 +336,8 @@ class TrainMixin(EmbedMixin):
             If settings contradict each other or do not fit the data. Settings are checked before training starts.
         FileExistsError
             If ``checkpoint_dir`` holds the checkpoint of an earlier run and ``resume`` is false.
+        BlockingIOError
+            If another process is training with the same ``checkpoint_dir``.
         scbd.model.TrainingDiverged
             If the loss or a weight becomes NaN or infinite. The model then has the last weights with a finite loss.
         KeyboardInterrupt
@@ -843,9 +845,10 @@ def _checkpoint_folder(settings: TrainSettings) -> Iterator[Path | None]:
     Without ``checkpoint_dir``, the best weights (``load_best``) are saved in a temporary folder.
     """
     if settings.folder:
-        for name in ("last.ckpt", "best.ckpt"):
-            remove_partials(settings.folder / name)
-        yield settings.folder
+        with hold_directory(settings.folder):
+            for name in ("last.ckpt", "best.ckpt"):
+                remove_partials(settings.folder / name)
+            yield settings.folder
     elif settings.load_best:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
