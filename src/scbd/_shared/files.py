@@ -147,6 +147,28 @@ def open_atomically(path: Path) -> Iterator[IO[bytes]]:
             os.close(folder)
 
 
+@contextmanager
+def explained_write(path: Path, advice: str = "") -> Iterator[None]:
+    """Replace errors of writing ``path`` by an ``OSError`` that names the file and the likely cause.
+
+    If a disk is full, torch raises a ``RuntimeError`` without a file name.
+
+    Parameters
+    ----------
+    path
+        File or folder that is written. The ``with`` block must leave an earlier one in place if it fails.
+    advice
+        Last sentence of the message, on how to continue if there is an earlier file.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        msg = f"{path} could not be written ({error}): is the disk or the quota full, or the folder not writable?"
+        if path.exists():
+            msg += f" The earlier one is kept. {advice}".rstrip()
+        raise OSError(msg) from error
+
+
 def remove_partials(path: Path) -> None:
     """Remove the temporary files that killed processes left while they wrote ``path`` with :func:`write_atomically`."""
     for partial in path.parent.glob(f".{escape(path.name)}.*.partial"):
