@@ -17,6 +17,7 @@ from anndata import AnnData
 from anndata.io import write_elem, write_zarr
 from conftest import make_cells
 
+from scbd import SCBDModel, run
 from scbd.data import open_screen, write_screen
 from scbd.data._input_location import image_source
 
@@ -147,3 +148,41 @@ def test_store_is_removed_when_no_table_is_open_and_with_a_folder_above(path):
     screen = open_screen(path)
     shutil.rmtree(path.parent)
     assert screen.n_obs == 10
+
+
+def test_screen_in_a_store_in_memory_keeps_its_images_when_it_is_written_there(path):
+    store = zarr.storage.MemoryStore()
+    with anndata.settings.override(zarr_write_format=3):
+        open_screen(path).to_memory().write_zarr(store)
+        screen = open_screen(store)
+        screen.write_zarr(store)
+    np.testing.assert_array_equal(images_of(open_screen(store)), images_of(open_screen(path)))
+
+
+@pytest.mark.filterwarnings("ignore")  # the model is hardly trained
+@pytest.mark.parametrize("inside", ["", "results"])
+def test_results_are_not_written_into_an_opened_screen(path, inside):
+    before, screen, out = contents(path), open_screen(path), path / inside
+    SCBDModel.setup_anndata(screen, y_key="gene", e_key="well")
+    model = SCBDModel(screen, encoder="small", n_latent=4)
+    training = {"max_steps": 1, "enable_progress_bar": False}
+    writers = [
+        lambda: run(screen, y_key="gene", e_key="well", out=out, train_kwargs=training),
+        lambda: model.train(**training, checkpoint_dir=out),
+        lambda: model.train(**training) or model.save(str(out), overwrite=True, save_anndata=True),
+    ]
+    for write in writers:
+        with pytest.raises(FileExistsError, match="Zarr store"):
+            write()
+    assert contents(path) == before
+
+
+def test_opened_screen_saved_with_its_model_keeps_its_images(path, tmp_path):
+    screen = open_screen(path)
+    images = images_of(screen)
+    SCBDModel.setup_anndata(screen, y_key="gene", e_key="well")
+    model = SCBDModel(screen, encoder="small", n_latent=4)
+    for _ in range(2):  # the second time over the cells that the first one has written
+        model.save(str(tmp_path / "model"), save_anndata=True, overwrite=True)
+        model.adata = open_screen(tmp_path / "model" / "adata.h5ad")
+        np.testing.assert_array_equal(images_of(model.adata), images)

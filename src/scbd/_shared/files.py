@@ -175,6 +175,14 @@ def remove_partials(path: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
+def check_outside_stores(out: Path) -> None:
+    """Raise ``FileExistsError`` if a directory is a Zarr store, such as a screen, or lies inside of one."""
+    for folder in (out, *out.absolute().parents):
+        if (folder / "zarr.json").exists() or (folder / ".zgroup").exists():
+            msg = f"{folder} is a Zarr store, and other files would damage it: give another directory."
+            raise FileExistsError(msg)
+
+
 def check_output_directory(out: str | os.PathLike[str]) -> Path:
     """Convert the path of an output directory to a ``Path``, and check that files can be written there.
 
@@ -183,7 +191,7 @@ def check_output_directory(out: str | os.PathLike[str]) -> Path:
     Raises
     ------
     FileExistsError
-        If ``out`` or one of its parents is a file.
+        If ``out`` or one of its parents is a file, or a Zarr store such as a screen.
     PermissionError
         If the directory, or its closest existing parent, is not writable.
     ValueError
@@ -194,6 +202,7 @@ def check_output_directory(out: str | os.PathLike[str]) -> Path:
     if not there.is_dir():
         msg = f"{there} is a file: give a directory to write to, which is made if it is not there."
         raise FileExistsError(msg)
+    check_outside_stores(out)
     if not os.access(there, os.W_OK | os.X_OK):
         msg = f"{there} cannot be written to: give another directory, or change its permissions."
         raise PermissionError(msg)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import zarr
 from anndata import AnnData
-from zarr.storage import FsspecStore, LocalStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,8 @@ def keep_on_disk(table: AnnData) -> AnnData:
 
     AnnData empties a Zarr store before it writes to the store. If a table is written to the store that its images are
     read from, the images would be lost. As long as an array of the table exists, removing its folder therefore raises
-    an error (:func:`_refuse_removal`). This holds for local folders only.
+    an error (:func:`_refuse_removal`). This holds for local folders. Arrays of a store in memory are loaded. Stores on
+    other machines are not protected.
 
     Arrays of Zarr have no method ``copy``, which AnnData calls. The copy of the table has the same arrays, which are
     read-only, and copies of everything else. AnnData writes objects by their exact type, so that neither the table nor
@@ -36,6 +37,9 @@ def keep_on_disk(table: AnnData) -> AnnData:
     table
         Opened table. It is modified and returned.
     """
+    for slot, key, array in list(_zarr_arrays(table)):
+        if isinstance(array.store, MemoryStore):
+            _replace(table, slot, key, array[...])
     arrays = [array for _, _, array in _zarr_arrays(table)]
     for array in arrays:
         if _local_folder(array.store):
@@ -56,6 +60,13 @@ def _zarr_arrays(table: AnnData) -> Iterator[tuple[str, str | None, zarr.Array]]
                 yield slot, key, array
 
 
+def _replace(table: AnnData, slot: str, key: str | None, array: Any) -> None:
+    if key is None:
+        table.X = array
+    else:
+        getattr(table, slot)[key] = array
+
+
 def _copy(table: AnnData, filename: str | os.PathLike[str] | None = None) -> AnnData:
     """Return a copy of a table as :meth:`anndata.AnnData.copy` does, which has the same Zarr arrays as the table."""
     shared = list(_zarr_arrays(table))
@@ -69,10 +80,7 @@ def _copy(table: AnnData, filename: str | os.PathLike[str] | None = None) -> Ann
             del parts[slot][key]
     copied = AnnData(**parts).copy(filename)
     for slot, key, array in shared:
-        if key is None:
-            copied.X = array
-        else:
-            getattr(copied, slot)[key] = array
+        _replace(copied, slot, key, array)
     return keep_on_disk(copied)
 
 

@@ -711,7 +711,7 @@ def _sort_and_shuffle(
     codes = label_values(obs, [others.get(column, column) for column in as_columns(y_key)]).cat.codes.to_numpy()
     order = order[np.argsort(codes[order], kind="stable")]
     obs = obs.iloc[order].astype({column: "category" for column in obs if obs[column].dtype == object})
-    obs.index = _unique_names(plates)[order]
+    obs.index = _unique_names(plates)[order].rename(obs.index.name)
     return obs, order
 
 

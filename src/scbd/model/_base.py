@@ -17,7 +17,7 @@ from anndata import AnnData
 from scvi.model.base._constants import SAVE_KEYS
 
 from scbd._shared.checks import format_count
-from scbd._shared.files import explained_write, local_path
+from scbd._shared.files import check_outside_stores, explained_write, local_path
 from scbd._shared.keys import E_REGISTRY, Y_REGISTRY
 from scbd._shared.messages import warn_user, without_messages
 from scbd.data._loading import ImageDataModule
@@ -164,7 +164,7 @@ class ImageModel(TrainMixin):
         Raises
         ------
         FileExistsError
-            If the directory exists and ``overwrite`` is false.
+            If the directory exists and ``overwrite`` is false, or if it is a Zarr store.
         OSError
             If the files cannot be written, for example because the disk is full. Existing files are kept.
         """
@@ -176,6 +176,7 @@ class ImageModel(TrainMixin):
             what = "already exists: choose another directory, or pass overwrite=True."
             msg = f"{target} {what if target.is_dir() else 'is a file: give the path of a directory to make.'}"
             raise FileExistsError(msg)
+        check_outside_stores(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         self.format_ = self._FORMAT
         partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))

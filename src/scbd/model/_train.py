@@ -26,7 +26,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 
 from scbd._shared.checks import check_choice, check_count, format_count
-from scbd._shared.files import hold_directory, local_path, remove_partials
+from scbd._shared.files import check_outside_stores, hold_directory, local_path, remove_partials
 from scbd._shared.keys import E_REGISTRY, POSITION_REGISTRY, Y_REGISTRY
 from scbd._shared.labels import as_columns, as_list, label_text
 from scbd._shared.messages import without_messages
@@ -913,6 +913,7 @@ def _checkpoint_folder(settings: TrainSettings) -> Iterator[Path | None]:
     Without ``checkpoint_dir``, the best weights (``load_best``) are saved in a temporary folder.
     """
     if settings.folder:
+        check_outside_stores(settings.folder)
         with hold_directory(settings.folder):
             for name in ("last.ckpt", "best.ckpt"):
                 remove_partials(settings.folder / name)
