@@ -249,10 +249,16 @@ def keyword_names(function: Callable[..., Any]) -> list[str]:
     return [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
 
 
-def constructor_advice(cls: Any) -> dict[str, str]:
-    """Return advice for arguments that the constructor of a model class lacks, by the name of the argument."""
-    of_train = {name: f"give it to train, model.train({name}=…)." for name in keyword_names(cls.train)}
-    return of_train | REPLACEMENTS["train"] | REPLACEMENTS["__init__"]
+def check_constructor_arguments(cls: Any, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ``TypeError`` if the constructor of a model class was given an argument that is not in ``known``.
+
+    Arguments of ``train`` and ``setup_anndata`` are recognised, and the message states where they belong.
+    """
+    given, known = list(given), list(known)
+    if not set(given) <= set(known):
+        of_train = {name: f"give it to train, model.train({name}=…)." for name in keyword_names(cls.train)}
+        advice = of_train | REPLACEMENTS["train"] | REPLACEMENTS["__init__"]
+        check_argument_names(given, known, cls.__name__, advice)
 
 
 def constructor_names(cls: type) -> list[str]:
