@@ -224,9 +224,9 @@ def hold_directory(out: Path) -> Iterator[None]:
     BlockingIOError
         If another process holds the directory.
     """
-    from lightning.pytorch.utilities import rank_zero_only
-
-    if getattr(rank_zero_only, "rank", 0) != 0:
+    # number of the process in distributed training, as torchrun, Lightning and Slurm state it
+    ranks = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ]
+    if ranks and ranks[0] != "0":
         yield
         return
     created = [folder for folder in (out, *out.parents) if not folder.exists()]
