@@ -754,3 +754,13 @@ def test_write_screen_empty_plate_warns_and_writes_the_rest(tmp_path):
     cells = make_cells(12)
     with pytest.warns(UserWarning, match="1 of 2 plates has no cell .plate 1"):
         assert write_screen(tmp_path / "s.zarr", [cells, cells[:0].copy()], y_key="gene").n_obs == 12
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_write_screen_index_named_like_a_column_keeps_both(tmp_path, n):
+    plates = make_plates(n)
+    for plate in plates:
+        plate.obs.index.name = "gene"
+    written = write_screen(tmp_path / "s.zarr", plates, y_key="gene")
+    plain = write_screen(tmp_path / "plain.zarr", make_plates(n), y_key="gene")
+    assert are_equal(written, plain) and list(written.obs_names) == list(plain.obs_names)

@@ -127,17 +127,21 @@ def test_forward_with_other_arguments_raises_before_training(forward, named):
     "returned",
     [
         lambda losses: LossOutput(losses.loss, n_obs_minibatch=24),
+        lambda losses: Losses(losses.loss.repeat(2)),
+        lambda losses: Losses(losses.loss.detach()),
+        lambda losses: Losses(losses.loss, {"error": 1.0}),
+        lambda losses: Losses(losses.loss, losses.loss),
         lambda losses: losses.loss,
         lambda losses: {"loss": losses.loss},
     ],
-    ids=["LossOutput", "Tensor", "dict"],
+    ids=["LossOutput", "two losses", "no gradient", "number", "no names", "Tensor", "dict"],
 )
 def test_forward_without_losses_raises_with_remedy(returned):
     def forward(self, inputs, y, e, *, ramp=1.0, generator=None):
         return returned(RidgeModule.forward(self, inputs, y, e))
 
     model = make_partial(forward=forward)
-    with pytest.raises(TypeError, match=r"PartialModule.forward returned \w+: return scbd.model.Losses\(loss"):
+    with pytest.raises(TypeError, match=r"PartialModule.forward returned .*: return scbd.model.Losses\(loss"):
         model.train(**QUICK)
     assert not model.is_trained
 

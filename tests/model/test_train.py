@@ -325,12 +325,21 @@ def test_train_without_validation_writes_checkpoints(tmp_path):
         ({"plan_kwargs": {"seed": 3}}, "train itself"),
         ({"batch_kwargs": {"num_workers": 3}}, "read ahead"),
         ({"batch_kwargs": {"max_steps": 3}}, "train itself"),
+        ({"batch_kwargs": {"drop_last": True}}, "drawn at random"),
+        ({"batch_kwargs": ["preload"]}, "batch_kwargs.*dictionary"),
+        ({"plan_kwargs": {"num_workers": 3}}, "read ahead"),
+        ({"plan_kwargs": {"gradient_clip_val": 1.0}}, "train itself"),
+        ({"num_workers": 3}, "read ahead"),
+        ({"control": "nontargeting"}, "setup_anndata"),
+        ({"batch_key": "well"}, "setup_anndata, use e_key"),
         ({"early_stopping_patience": 3}, "early_stopping=True"),
         ({"early_stopping": True, "early_stopping_patience": 0}, "early_stopping_patience"),
         ({"batch_kwargs": {"preload": "disk"}}, "preload"),
         ({"max_step": 3}, "max_step.*Did you mean 'max_steps'"),
         ({"augment": True}, r"augment.*SCBDModel\(adata, augment="),
-        ({"accelerator": "foo"}, "foo"),
+        ({"accelerator": "foo"}, "foo.*This machine has: cpu"),
+        ({"accelerator": "tpu"}, "'tpu'.*This machine has: cpu"),
+        ({"devices": [7]}, r"devices=\[7\].*This machine has: cpu"),
         ({"strategy": "ddp_spawn", "devices": 2}, "ddp_spawn"),
     ],
 )
@@ -342,6 +351,29 @@ def test_train_invalid_settings_raise_before_training(tmp_path, how, said):
     assert_same(weights(model), before)
     assert not model.is_trained and not model.module.preprocess.fitted
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.filterwarnings("ignore:y and e are confounded")
+@pytest.mark.parametrize("e_key", ["cell", ["cell", "row"]])
+@pytest.mark.parametrize("make", [make_cells, make_wells])
+def test_train_environment_of_its_own_for_each_cell_raises_with_the_column(tmp_path, make, e_key):
+    cells = make()
+    cells.obs["cell"] = cells.obs["row"] = [f"cell {row}" for row in range(cells.n_obs)]
+    y_key, where = ("gene", {}) if make is make_cells else ("compound", {"layer": "X"})
+    SCBDModel.setup_anndata(cells, y_key=y_key, e_key=e_key, **where)
+    with pytest.raises(ValueError, match="environment of its own .*'cell'"):
+        SCBDModel(cells).train(max_steps=2, checkpoint_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_model_made_in_double_precision_raises():
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = make_model()
+        with pytest.raises(ValueError, match="set_default_dtype"):
+            model.train(**QUICK)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_train_positional_length_raises():
@@ -600,6 +632,38 @@ def test_checkpoint_interrupted_write_keeps_earlier_file(tmp_path):
     (tmp_path / "last.ckpt").write_bytes(damaged)
     with pytest.raises(ValueError, match=r"last\.ckpt is damaged"):
         make_model().train(**how | {"max_steps": 8}, resume=True)
+
+
+def test_checkpoint_that_cannot_be_written_is_named_and_the_earlier_one_kept(tmp_path, monkeypatch):
+    how: dict[str, Any] = QUICK | {"validate_every": 2, "checkpoint_dir": tmp_path}
+    save, model = torch.save, make_model()
+
+    def disk_full_at_the_second(checkpoint, file):
+        if checkpoint["global_step"] == 4:
+            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+        save(checkpoint, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", disk_full_at_the_second)
+        with pytest.raises(OSError, match=r"last\.ckpt could not be written .*disk.*earlier one is kept.*resume=True"):
+            model.train(**how)
+    state = find_checkpoint(tmp_path, resume=True)
+    assert state is not None and state.step == 2 and os.listdir(tmp_path) == ["last.ckpt"]
+    assert model.is_trained and model.training_settings_["steps"] == 4
+    resumed, whole = make_model(), make_model()
+    resumed.train(**how, resume=True)
+    whole.train(**how | {"checkpoint_dir": None})
+    assert_same(weights(resumed), weights(whole))
+
+
+def test_train_two_runs_in_one_checkpoint_folder_second_raises(tmp_path):
+    class TrainAnother(Callback):
+        def on_train_start(self, *_: Any) -> None:
+            with pytest.raises(BlockingIOError, match="Another process"):
+                make_model().train(**QUICK, checkpoint_dir=tmp_path)
+
+    make_model().train(**QUICK, checkpoint_dir=tmp_path, callbacks=[TrainAnother()])
+    assert os.listdir(tmp_path) == ["last.ckpt"]
 
 
 # ---- the best weights, and stopping early

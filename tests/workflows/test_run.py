@@ -3,6 +3,8 @@ from __future__ import annotations
 import html
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from conftest import make_cells, make_wells
 
 import scbd
 from scbd import SCBDModel, run
+from scbd._shared.files import hold_directory
+from scbd._workflows import run as run_module
 from scbd._workflows.evidence import SCORE_COLUMNS
 from scbd._workflows.run import compute_input_pca
 from scbd._workflows.verdict import Verdict
@@ -138,6 +142,98 @@ def test_run_out_is_a_file_raises(tmp_path):
     (tmp_path / "cells.h5ad").write_text("precious")
     with pytest.raises(FileExistsError, match="cells.h5ad is a file: give a directory to write to"):
         run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "cells.h5ad")
+
+
+@pytest.mark.usefixtures("only_training")
+def test_run_second_run_in_the_directory_raises_at_once(tmp_path, monkeypatch):
+    how: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": MODEL, "train_kwargs": TRAIN}
+    out, refused = tmp_path / "run", []
+
+    def another(stage: str, function: Any) -> Any:
+        def run_another_first(*args: Any, **kwargs: Any) -> Any:
+            for resume in (False, True):
+                with pytest.raises(OSError, match="Another process is writing to"):
+                    run(make_cells(), out=out, resume=resume, **how)
+            refused.append(stage)
+            return function(*args, **kwargs)
+
+        return run_another_first
+
+    with monkeypatch.context() as patch:
+        for stage in ("seed_everything", "train_or_load", "judge_embeddings", "write_report"):
+            name = f"scbd._workflows.run.{stage}"
+            patch.setattr(name, another(stage, getattr(run_module, stage)))
+        run(make_cells(), out=out, **how)
+    assert refused == ["seed_everything", "train_or_load", "judge_embeddings", "write_report"]
+    assert sorted(path.name for path in out.iterdir() if path.name.startswith(".")) == []
+    run(make_cells(), out=out, resume=True, **how)
+
+
+def test_hold_directory_of_a_killed_process_is_free_again(tmp_path):
+    code = "import sys, time; from pathlib import Path; from scbd._shared.files import hold_directory\n"
+    code += "with hold_directory(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path / "run"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        with pytest.raises(BlockingIOError, match="Another process"), hold_directory(tmp_path / "run"):
+            pass
+        process.kill()
+    with hold_directory(tmp_path / "run"):
+        pass
+    with hold_directory(tmp_path / "new" / "run"):
+        pass
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["gene", "a/b", "_index", 0])
+@pytest.mark.usefixtures("only_training")
+def test_run_index_name_that_cannot_be_written_is_dropped(tmp_path, name):
+    cells = make_cells()
+    cells.obs.index.name = name
+    names = list(cells.obs_names)
+    run(cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL, train_kwargs=TRAIN)
+    written = anndata.read_h5ad(tmp_path / "cells.h5ad")
+    assert list(written.obs_names) == names and cells.obs.index.name == name
+    pd.testing.assert_series_equal(written.obs["gene"], cells.obs["gene"], check_index=False)
+
+
+@pytest.mark.usefixtures("only_training")
+def test_run_cells_keep_all_parts_but_the_inputs(tmp_path):
+    cells = make_cells()
+    counts = np.arange(96 * cells.n_vars, dtype="float32").reshape(96, -1)
+    cells.X, cells.layers["counts"], cells.raw = counts, counts + 1, anndata.AnnData(counts)
+    cells.obsp["distances"], cells.varm["loadings"] = np.eye(96), counts[: cells.n_vars, :1]
+    cells.varp["correlations"], cells.obsm["dino"] = np.eye(cells.n_vars), counts
+    run(cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL, train_kwargs=TRAIN)
+    written = anndata.read_h5ad(tmp_path / "cells.h5ad")
+    np.testing.assert_array_equal(written.X, counts)
+    np.testing.assert_array_equal(written.raw.X, counts)
+    for slot, key in (("layers", "counts"), ("obsp", "distances"), ("varm", "loadings"), ("varp", "correlations")):
+        np.testing.assert_array_equal(getattr(written, slot)[key], getattr(cells, slot)[key])
+    assert "dino" in written.obsm and "single_cell_images" not in written.obsm
+
+
+def test_run_scores_fail_cells_are_written_before(tmp_path, monkeypatch):
+    monkeypatch.setattr("scbd._workflows.run.judge_embeddings", lambda *args, **how: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(make_cells(), y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL, train_kwargs=TRAIN)
+    assert anndata.read_h5ad(tmp_path / "cells.h5ad").obsm["X_scbd_c"].shape == (96, 6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mechanism", [False, True])
+def test_run_one_well_per_compound_reports_the_missing_score(tmp_path, mechanism):
+    compounds = ["DMSO"] * 40 + [f"compound {i}" for i in range(80)]
+    obs = pd.DataFrame({"compound": compounds, "plate": [f"P{i % 4}" for i in range(120)]}).rename(str)
+    obs["moa"] = [f"m{i % 3}" for i in range(120)]
+    wells = anndata.AnnData(np.random.default_rng(0).normal(size=(120, 6)).astype("float32"), obs=obs)
+    setup, training = {"layer": "X", "control": "DMSO"}, {"max_steps": 2, "enable_progress_bar": False}
+    key = "moa" if mechanism else None
+    how: dict[str, Any] = {"setup_kwargs": setup, "train_kwargs": training, "mechanism_key": key}
+    table = run(wells, y_key="compound", e_key="plate", out=tmp_path, **how)
+    assert set(table["label"]) == {"plate"}
+    assert "probe of 'compound'" in (tmp_path / "verdict.txt").read_text()
+    assert "probe of 'compound'" in html.unescape((tmp_path / "report.html").read_text())
+    assert anndata.read_h5ad(tmp_path / "cells.h5ad").n_obs == 120
 
 
 @pytest.mark.usefixtures("only_training")
@@ -352,7 +448,8 @@ def test_run_features_writes_embeddings_and_loadable_model(tmp_path, where):
     written = anndata.read_h5ad(tmp_path / "cells.h5ad")
     # the inputs themselves are not written
     expected = {"X_scbd_c", "X_scbd_s", "X_feature_pca"}
-    assert set(written.obsm) == expected | {"dino"} - set(where.values()) and written.X is None
+    assert set(written.obsm) == expected | {"dino"} - set(where.values())
+    assert (written.X is None) == (where == {"layer": "X"})
     settings = json.loads((tmp_path / "settings.json").read_text())
     assert settings["data"].items() >= (setup | columns | {"e_key": ["plate"]}).items()
     model = SCBDModel.load(tmp_path / "model", wells)

@@ -114,9 +114,9 @@ def test_run_ended_in_any_stage_continues_with_the_printed_command(tmp_path, mon
         (torch, "save", 1),  # of a checkpoint
         (SCBDModel, "save", 1),
         (run_module, "compute_input_pca", 1),
+        (AnnData, "write_h5ad", 1),
         (run_module, "evaluate", 1),
         (Figure, "savefig", 2),
-        (AnnData, "write_h5ad", 1),
     ]
     make_cells().write_h5ad(tmp_path / "cells.h5ad")
     whole, out = tmp_path / "whole", tmp_path / "out"
@@ -128,7 +128,7 @@ def test_run_ended_in_any_stage_continues_with_the_printed_command(tmp_path, mon
             send_after(patch, where, name, number, call)
             said = end_by_signal(capsys, number, command)
         read_all(out)
-        assert not (out / "cells.h5ad").exists()
+        assert not (out / "umap.png").exists()
         command = shlex.split(said.partition("call: scbd ")[2])
     assert find_checkpoint(out / "checkpoints", resume=True).step == 3  # type: ignore[union-attr]
     assert main(command) == 0

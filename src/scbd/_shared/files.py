@@ -147,10 +147,40 @@ def open_atomically(path: Path) -> Iterator[IO[bytes]]:
             os.close(folder)
 
 
+@contextmanager
+def explained_write(path: Path, advice: str = "") -> Iterator[None]:
+    """Replace errors of writing ``path`` by an ``OSError`` that names the file and the likely cause.
+
+    If a disk is full, torch raises a ``RuntimeError`` without a file name.
+
+    Parameters
+    ----------
+    path
+        File or folder that is written. The ``with`` block must leave an earlier one in place if it fails.
+    advice
+        Last sentence of the message, on how to continue if there is an earlier file.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        msg = f"{path} could not be written ({error}): is the disk or the quota full, or the folder not writable?"
+        if path.exists():
+            msg += f" The earlier one is kept. {advice}".rstrip()
+        raise OSError(msg) from error
+
+
 def remove_partials(path: Path) -> None:
     """Remove the temporary files that killed processes left while they wrote ``path`` with :func:`write_atomically`."""
     for partial in path.parent.glob(f".{escape(path.name)}.*.partial"):
         partial.unlink(missing_ok=True)
+
+
+def check_outside_stores(out: Path) -> None:
+    """Raise ``FileExistsError`` if a directory is a Zarr store, such as a screen, or lies inside of one."""
+    for folder in (out, *out.absolute().parents):
+        if (folder / "zarr.json").exists() or (folder / ".zgroup").exists():
+            msg = f"{folder} is a Zarr store, and other files would damage it: give another directory."
+            raise FileExistsError(msg)
 
 
 def check_output_directory(out: str | os.PathLike[str]) -> Path:
@@ -161,7 +191,7 @@ def check_output_directory(out: str | os.PathLike[str]) -> Path:
     Raises
     ------
     FileExistsError
-        If ``out`` or one of its parents is a file.
+        If ``out`` or one of its parents is a file, or a Zarr store such as a screen.
     PermissionError
         If the directory, or its closest existing parent, is not writable.
     ValueError
@@ -172,10 +202,65 @@ def check_output_directory(out: str | os.PathLike[str]) -> Path:
     if not there.is_dir():
         msg = f"{there} is a file: give a directory to write to, which is made if it is not there."
         raise FileExistsError(msg)
+    check_outside_stores(out)
     if not os.access(there, os.W_OK | os.X_OK):
         msg = f"{there} cannot be written to: give another directory, or change its permissions."
         raise PermissionError(msg)
     return out
+
+
+@contextmanager
+def hold_directory(out: Path) -> Iterator[None]:
+    """Keep other processes, and other calls in this process, from writing to a directory during the ``with`` block.
+
+    The directory is created if it is missing. If the block writes nothing, the created folders are removed again.
+
+    The directory is marked by a file that the operating system locks. A process that is killed loses the lock, so that
+    the directory is free again. In distributed training, all processes write to one directory, and only the first one
+    holds it. Some file systems have no locks; the directory is then not held.
+
+    Raises
+    ------
+    BlockingIOError
+        If another process holds the directory.
+    """
+    # number of the process in distributed training, as torchrun, Lightning and Slurm state it
+    ranks = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ]
+    if ranks and ranks[0] != "0":
+        yield
+        return
+    created = [folder for folder in (out, *out.parents) if not folder.exists()]
+    out.mkdir(parents=True, exist_ok=True)
+    mark = out / ".running"
+    descriptor = os.open(mark, os.O_RDWR | os.O_CREAT)
+    try:
+        if not _lock(descriptor):
+            msg = f"Another process is writing to {out}: wait until it has finished, or choose another directory."
+            raise BlockingIOError(msg)
+        try:
+            yield
+        finally:
+            mark.unlink(missing_ok=True)
+            for folder in created:
+                # a folder that is not empty cannot be removed by rmdir
+                with suppress(OSError):
+                    folder.rmdir()
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock an open file for this process, and return whether no other process has locked it."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # Windows has no fcntl, and some network file systems have no locks
+        return True
+    # a process that ends removes the file; whoever has locked the removed file does not hold the directory
+    return os.fstat(descriptor).st_nlink > 0
 
 
 def write_text(text: str, path: Path) -> None:

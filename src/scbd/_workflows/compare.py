@@ -26,7 +26,7 @@ from scbd.metrics._arguments import (
     warn_if_seen_in_training,
 )
 from scbd.metrics._benchmark import benchmark, check_reference_keys, name_with_net, nets_by_name, probe_scores
-from scbd.metrics._probes import label_probe, resolve_probe_groups
+from scbd.metrics._probes import ProbeImpossible, label_probe, resolve_probe_groups
 from scbd.metrics._profiles import aggregate
 from scbd.metrics._relationships import Relations, partner_average_precision
 
@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 # Embeddings that scbd.evaluate scores by default. The mapping leads from the name of each embedding in the table of
 # scores to its key in obsm.
 _EMBEDDINGS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY, "pixel PCA": PIXEL_PCA_KEY}
+# columns of the table of scbd.evaluate
+_SCORES = ["embedding", "label", "tested_on", "f1", "f1_low", "f1_high", "auroc", "accuracy", "chance_f1"]
 # Minimum number of held-out cells for which an embedding is scored on held-out cells. With fewer held-out cells, the
 # score would be mostly noise.
 MIN_HELD_OUT_CELLS = 50
@@ -105,9 +107,10 @@ def evaluate(
       choice of test cells, not that due to the training of the encoder and the probe. The interval is NaN if all cells
       are predicted correctly.
 
-    If at least two values of a label, such as two perturbations, have no training cells, there is an additional row
-    with ``"unseen labels"``. For this row, a probe is trained to distinguish these values on one half of their cells,
-    and tested on the other half.
+    If fewer than two values of a label have cells to train and to test a probe on, the rows of this label are missing,
+    and a warning is logged. If at least two values, such as two perturbations, have no training cells, there is an
+    additional row with ``"unseen labels"``. For this row, a probe is trained to distinguish these values on one half of
+    their cells, and tested on the other half.
 
     An F1 far below ``chance_f1`` means the same as an F1 at chance: the label cannot be predicted. It occurs if the
     probe assigns the same label to all cells, for example because each environment was standardised to mean 0.
@@ -152,17 +155,24 @@ def evaluate(
         name: get_embedding(adata, given) if isinstance(given, str) else given for name, given in embeddings.items()
     }
     rows: list[dict[str, Any]] = []
+    missing: dict[str, None] = {}  # sentences on scores that cannot be computed, each once
     for label in label_keys:
         parts = _evaluation_parts(adata.obs[label], train, seed)
         for name, space in spaces.items():
             for tested_on, of, learned in parts:
                 x = space if of.all() else np.asarray(space)[of]
-                scores = score_probe(x, adata.obs[label][of], kind="linear", train=learned, seed=seed)
+                try:
+                    scores = score_probe(x, adata.obs[label][of], kind="linear", train=learned, seed=seed)
+                except ProbeImpossible as error:
+                    missing[f"No linear probe of {label!r} ({tested_on}): {error}"] = None
+                    continue
                 values = {score: scored.value for score, scored in scores.items()}
                 low, high = np.clip(scores["f1"].interval(CONFIDENCE_LEVEL), 0, 1)
                 row = {"embedding": name, "label": label, "tested_on": tested_on, "f1": values.pop("f1")}
                 rows.append(row | {"f1_low": low, "f1_high": high} | values | {"chance_f1": scores["f1"].chance})
-    return pd.DataFrame(rows)
+    for sentence in missing:
+        logger.warning("%s", sentence)
+    return pd.DataFrame(rows, columns=_SCORES)
 
 
 def _evaluation_parts(

@@ -14,6 +14,7 @@ import pandas as pd
 from scbd._shared.linear_maps import label_means
 from scbd._workflows.compare import CONFIDENCE_LEVEL, PROBES, score_probe
 from scbd.metrics._benchmark import EstimatedScore, mean_score
+from scbd.metrics._probes import ProbeImpossible
 from scbd.metrics._retrieval import profile_retrieval
 
 if TYPE_CHECKING:
@@ -274,7 +275,12 @@ def predict_environments(labels: CellLabels, embeddings: Embeddings, *, seed: in
         if not groups:
             continue
         cells = "controls" if labels.is_control[groups[0]].any() else f"cells of one {labels.y_name}"
-        scores = {name: _highest_probe_score(np.asarray(z), e, groups, labels, seed) for name, z in embeddings.items()}
+        try:
+            scores = {
+                name: _highest_probe_score(np.asarray(z), e, groups, labels, seed) for name, z in embeddings.items()
+            }
+        except ProbeImpossible:
+            continue
         found[column] = Measure(f"F1 of {column} among {cells}", scores, "lower", "cells")
     return found
 
@@ -346,8 +352,11 @@ def predict_perturbations(labels: CellLabels, embeddings: Embeddings, *, seed: i
     train = labels.is_train[rows]
     if min(len(pd.unique(labels.y[rows[part]])) for part in (train, ~train)) < 2:
         return None
-    scores = {
-        name: score_probe(np.asarray(z)[rows], labels.y[rows], kind="linear", train=train, seed=seed)["f1"]
-        for name, z in embeddings.items()
-    }
+    try:
+        scores = {
+            name: score_probe(np.asarray(z)[rows], labels.y[rows], kind="linear", train=train, seed=seed)["f1"]
+            for name, z in embeddings.items()
+        }
+    except ProbeImpossible:
+        return None
     return Measure(f"F1 of {labels.y_name}", scores, "higher", "cells")

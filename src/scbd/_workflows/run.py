@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from scbd._shared.files import check_output_directory, save_figure, write_atomically, write_table, write_text
+from scbd._shared.files import (
+    check_output_directory,
+    hold_directory,
+    save_figure,
+    write_atomically,
+    write_table,
+    write_text,
+)
 from scbd._shared.keys import (
     BEST_KEY,
     CONTENT_KEY,
@@ -81,6 +88,8 @@ _TEST_FRACTION, _MIN_PERTURBATIONS_TO_HOLD_OUT = 0.2, 30
 # _N_COMPONENTS: number of principal components of features. _N_PCA_CELLS: maximum number of cells to which the PCA is
 # fitted, and also number of cells that the PCA transforms at a time.
 _N_COMPONENTS, _N_PCA_CELLS = 50, 20_000
+# parts of AnnData that hold arrays and tables by name
+_SLOTS = ("layers", "obsm", "varm", "obsp", "varp")
 # Arguments of SCBDModel that are also arguments of ERMModel, the plain classifier of the perturbation.
 _SHARED_WITH_ERM = (
     *("encoder", "image_size", "intensity", "standardize", "standardize_by", "augment"),
@@ -145,16 +154,18 @@ def run(
     The verdict also states how well the environment can be predicted among controls (or within perturbations), by the
     best of three kinds of probes: linear, quadratic and nearest neighbours.
 
-    **Files.** ``model/`` and ``settings.json`` are written as soon as the model is trained, all other files at the end:
+    **Files.** ``model/`` and ``settings.json`` are written as soon as the model is trained, ``cells.h5ad`` as soon as
+    the cells are embedded, and all other files at the end. A score that cannot be computed, for example because each
+    perturbation has a single cell, is missing from the tables, and a warning states why.
 
     - ``report.html``: one page with the verdict, pictures and settings;
     - ``verdict.txt`` and ``verdict.csv``: the verdict, and the scores behind it;
     - ``replicates.csv``: average precision of each perturbation, one column per embedding;
     - ``metrics.csv``: the returned table, with scores of probes of single cells;
-    - ``cells.h5ad``: ``adata`` without the images or features, with ``obsm["X_scbd_c"]`` (z_c), ``obsm["X_scbd_s"]``
-      (z_s, if the model has one), ``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]`` (principal components of the
-      images or features), ``obsm["X_scbd_best"]`` (the best embedding) and ``obs["scbd_split"]`` (``"train"``,
-      ``"validation"`` or ``"test"``);
+    - ``cells.h5ad``: all of ``adata`` but the images or features that the model takes, with ``obsm["X_scbd_c"]``
+      (z_c), ``obsm["X_scbd_s"]`` (z_s, if the model has one), ``obsm["X_pixel_pca"]`` or ``obsm["X_feature_pca"]``
+      (principal components of the images or features), ``obsm["X_scbd_best"]`` (the best embedding) and
+      ``obs["scbd_split"]`` (``"train"``, ``"validation"`` or ``"test"``);
     - ``history.csv``, ``training_curves.png`` and ``umap.png``: losses by step, and UMAPs of the embeddings;
     - ``checkpoints/``: states from which an interrupted run continues. It can be deleted after the run.
 
@@ -197,6 +208,8 @@ def run(
     FileExistsError
         If ``out`` contains a run and ``resume`` is false; if ``out`` contains a ``cells.h5ad`` that does not belong to
         a run; or if ``out`` is a file.
+    BlockingIOError
+        If another run is writing to ``out``.
     PermissionError
         If ``out`` is not writable.
     KeyError, TypeError, ValueError
@@ -210,10 +223,45 @@ def run(
     ...     adata, y_key="gene", e_key="well", out="results", model_kwargs=model_kwargs, train_kwargs=train_kwargs
     ... )  # doctest: +SKIP
     """
-    out = _new_directory(out, resume=resume)
-    columns, model_kwargs, training = as_columns(e_key), with_preset(model_kwargs or {}), train_kwargs or {}
+    out = check_output_directory(out)
+    with hold_directory(out):
+        _check_holds_no_other_run(out, resume=resume)
+        setup = merge_setup_arguments(setup_kwargs, y_key=y_key, e_key=as_columns(e_key))
+        model_kwargs, training = with_preset(model_kwargs or {}), train_kwargs or {}
+        how: dict[str, Any] = {"mechanism_key": mechanism_key, "guide_key": guide_key, "erm": erm, "resume": resume}
+        return _run_in_directory(adata, setup, model_kwargs, training, out, seed=seed, **how)
+
+
+def _run_in_directory(
+    adata: AnnData,
+    setup: Mapping[str, Any],
+    model_kwargs: dict[str, Any],
+    training: dict[str, Any],
+    out: Path,
+    *,
+    mechanism_key: str | Sequence[str] | None,
+    guide_key: str | None,
+    erm: bool | None,
+    resume: bool,
+    seed: int,
+) -> pd.DataFrame:
+    """Carry out the analysis of :func:`run` in the directory ``out``, to which nothing else writes.
+
+    Parameters
+    ----------
+    adata
+        Cells.
+    setup
+        Arguments of ``setup_anndata``; ``e_key`` is a list of columns.
+    model_kwargs
+        Arguments of :class:`scbd.SCBDModel`, with those of the preset.
+    training
+        Arguments of its ``train``.
+    out, mechanism_key, guide_key, erm, resume, seed
+        See :func:`run`.
+    """
+    y_key, columns = setup["y_key"], setup["e_key"]
     seed_everything(seed)
-    setup = merge_setup_arguments(setup_kwargs, y_key=y_key, e_key=columns)
     with recorded_warnings() as messages:
         SCBDModel.setup_anndata(adata, **setup)
         model = SCBDModel(adata, **model_kwargs)
@@ -253,6 +301,7 @@ def run(
             adata.obs[label] = label_values(adata.obs, several)
     y_name, *e_names = crosses
     labels = _cell_labels(adata.obs, model, y_name, e_names, setup, mechanism_key, guide_key)
+    _write_cells(adata, inputs, out)
 
     reference = choose_reference_cells(labels, model_kwargs.get("standardize_by", "auto"))
     input_name, values, source = pca_name, adata.obsm[pca_key], inputs.source(adata)
@@ -266,16 +315,19 @@ def run(
     if inputs.image_key is None if erm is None else erm:
         own = PRESETS[model_kwargs.get("preset", "screen")].training
         candidates["ERM"] = _erm_embedding(adata, setup, model_kwargs, out, {"seed": seed, **own, **training})
-    judged = judge_embeddings(labels, candidates, seed=seed)
+    with recorded_warnings() as of_scores:
+        judged = judge_embeddings(labels, candidates, seed=seed)
+        table = evaluate(
+            adata,
+            [y_name, *e_names],
+            embeddings={name: adata.obsm[key] for name, key in blocks.items()} | probed,
+            train_indices=model.train_indices,
+            seed=seed,
+        )
+    messages += of_scores
     if judged.best is not None:
         adata.obsm[BEST_KEY] = np.asarray(candidates[judged.best], dtype=np.float32)
-    table = evaluate(
-        adata,
-        [y_name, *e_names],
-        embeddings={name: adata.obsm[key] for name, key in blocks.items()} | probed,
-        train_indices=model.train_indices,
-        seed=seed,
-    )
+        _write_cells(adata, inputs, out)
     messages = list(dict.fromkeys(messages))
     text = "\n".join([judged.text, *(f"- {note}" for note in (*judged.notes, *messages))])
     write_table(table, out / "metrics.csv")
@@ -299,29 +351,21 @@ def run(
     )
     write_report(report, out / "report.html")
     _write_pictures(adata, report, [y_name, *e_names], blocks, out, seed)
-    with write_atomically(out / "cells.h5ad") as partial:
-        _without_inputs(adata, inputs).write_h5ad(partial)
     table.attrs |= {"verdict": text, "scores": judged.scores}
     return table
 
 
-def _new_directory(out: str | os.PathLike[str], *, resume: bool) -> Path:
-    """Check that a run can write its results to the directory ``out``, and return the path of the directory.
+def _check_holds_no_other_run(out: Path, *, resume: bool) -> None:
+    """Raise ``FileExistsError`` if a run would replace files in the directory ``out`` that it should not replace.
 
-    Raises
-    ------
-    FileExistsError
-        If the directory contains files of a run and ``resume`` is false; or if it contains a ``cells.h5ad`` that does
-        not belong to a run, and would be overwritten.
+    These are the files of an earlier run if ``resume`` is false, and a ``cells.h5ad`` that does not belong to a run.
     """
-    out = check_output_directory(out)
     if not resume and any((out / name).exists() for name in _OUTPUTS):
         msg = f"{out} already holds files of a run: choose another directory, or go on with that run (resume=True)."
         raise FileExistsError(msg)
     if (out / "cells.h5ad").exists() and not any((out / name).exists() for name in _STATE_FILES):
         msg = f"{out}/cells.h5ad is of no run that could go on, and would be written over: choose another directory."
         raise FileExistsError(msg)
-    return out
 
 
 def _cell_labels(
@@ -463,24 +507,37 @@ def _write_pictures(
     save_figure(axes[0, 0].figure, out / "umap.png")
 
 
+def _write_cells(adata: AnnData, inputs: InputLocation, out: Path) -> None:
+    """Write ``cells.h5ad``: the cells with their embeddings, without the images or features."""
+    with write_atomically(out / "cells.h5ad") as partial:
+        _without_inputs(adata, inputs).write_h5ad(partial)
+
+
 def _without_inputs(adata: AnnData, inputs: InputLocation) -> AnnData:
-    """Return a copy of the cells that can be written to an ``.h5ad`` file, without the images or features.
+    """Return a table of the cells that can be written to an ``.h5ad`` file, without the images or features.
 
     Entries that scvi-tools adds to ``uns`` are removed, too. Columns of types that cannot be written are converted.
+    The arrays are those of ``adata``, not copies.
     """
     from anndata import AnnData
 
-    obsm = {
-        key: as_storable(value, f"obsm[{key!r}]") if isinstance(value, pd.DataFrame) else value
-        for key, value in adata.obsm.items()
-        if key not in (inputs.image_key, inputs.obsm_key)
+    inside = {"layers": inputs.layer, "obsm": inputs.image_key or inputs.obsm_key}
+    # since AnnData 0.13, layers hold X under the key None
+    parts: dict[str, Any] = {
+        slot: {
+            key: as_storable(value, f"{slot}[{key!r}]") if isinstance(value, pd.DataFrame) else value
+            for key, value in getattr(adata, slot).items()
+            if key is not None and key != inside.get(slot)
+        }
+        for slot in _SLOTS
     }
-    uns = {key: value for key, value in adata.uns.items() if not key.startswith("_scvi")}
-    return AnnData(obs=as_storable(adata.obs), var=as_storable(adata.var, "var"), uns=uns, obsm=obsm)
+    parts["X"] = None if inputs.layer == "X" else adata.X
+    parts["uns"] = {key: value for key, value in adata.uns.items() if not key.startswith("_scvi")}
+    return AnnData(obs=as_storable(adata.obs), var=as_storable(adata.var, "var"), raw=adata.raw, **parts)
 
 
 def _check_writable(cells: AnnData) -> None:
-    """Raise ``ValueError`` if an entry of ``uns`` or ``obsm`` cannot be written to an ``.h5ad`` file.
+    """Raise ``ValueError`` if an entry of ``uns``, ``obsm``, ``layers`` etc. cannot be written to an ``.h5ad`` file.
 
     As a test, entries are written to an HDF5 file in memory. Data frames are not tested, because :func:`as_storable`
     has converted them to types that can be written.
@@ -488,10 +545,14 @@ def _check_writable(cells: AnnData) -> None:
     import h5py
     from anndata.io import write_elem
 
-    # Only the first row of each array in obsm is written, because it is enough to test the type of the array.
-    rows = {key: value[:1] for key, value in cells.obsm.items() if not isinstance(value, pd.DataFrame)}
+    # Only the first row of each array is written, because it is enough to test the type of the array.
     parts = [("uns", key, value) for key, value in cells.uns.items()]
-    parts += [("obsm", key, value) for key, value in rows.items()]
+    parts += [
+        (slot, key, value[:1])
+        for slot in _SLOTS
+        for key, value in getattr(cells, slot).items()
+        if key is not None and not isinstance(value, pd.DataFrame)
+    ]
     with h5py.File("cells.h5ad", "w", driver="core", backing_store=False) as file:
         for number, (slot, key, value) in enumerate(parts):
             try:

@@ -37,6 +37,7 @@ from scbd.data._block_store import COMPRESSION_LEVELS, BlockStore, block_arrays,
 from scbd.data._formats import SOURCE_COLUMN, unique_file_names
 from scbd.data._hdf5_source import memory_map_dataset
 from scbd.data._intensity_range import check_finite, output_intensity_range
+from scbd.data._opened_stores import keep_on_disk
 from scbd.data._prefetch import map_in_threads
 from scbd.data._readers import (
     Crops,
@@ -95,8 +96,9 @@ def open_screen(
     - Zarr store: not loaded, but kept as a :class:`zarr.Array`, which models read with :class:`ZarrSource`.
     - ``.h5ad`` file that stores them with compression or in chunks: loaded into memory.
 
-    Do not write the opened screen to the path that it was opened from, since this destroys its images. Write it to
-    another path.
+    Writing the opened screen to the path that it was opened from, or removing the folder, would destroy its images, and
+    raises ``PermissionError`` (``OSError`` for ``.h5ad``). Write it to another path. Stores that are not local folders,
+    such as ``s3://…``, are not protected. A copy of the screen, ``screen.copy()``, reads the same images.
 
     Parameters
     ----------
@@ -149,7 +151,7 @@ def open_screen(
             "scbd.data.write_screen(new_path, path, y_key=…)."
         )
         warn_user(msg)
-    return AnnData(**parts | {"obsm": parts["obsm"] | {image_key: images}})
+    return keep_on_disk(AnnData(**parts | {"obsm": parts["obsm"] | {image_key: images}}))
 
 
 def _open_features(group: Any, path: Any, layer: str | None, obsm_key: str | None) -> AnnData:
@@ -194,8 +196,8 @@ def _open_features(group: Any, path: Any, layer: str | None, obsm_key: str | Non
         in_place = memory_map_dataset(features)
         features = features[...] if in_place is None else in_place
     if layer is None:
-        return AnnData(**parts | {"obsm": parts["obsm"] | {obsm_key: features}})
-    return AnnData(**parts | ({"X": features} if layer == "X" else {"layers": {layer: features}}))
+        return keep_on_disk(AnnData(**parts | {"obsm": parts["obsm"] | {obsm_key: features}}))
+    return keep_on_disk(AnnData(**parts | ({"X": features} if layer == "X" else {"layers": {layer: features}})))
 
 
 def open_embedding(path: str | os.PathLike[str]) -> AnnData:
@@ -709,7 +711,7 @@ def _sort_and_shuffle(
     codes = label_values(obs, [others.get(column, column) for column in as_columns(y_key)]).cat.codes.to_numpy()
     order = order[np.argsort(codes[order], kind="stable")]
     obs = obs.iloc[order].astype({column: "category" for column in obs if obs[column].dtype == object})
-    obs.index = _unique_names(plates)[order]
+    obs.index = _unique_names(plates)[order].rename(obs.index.name)
     return obs, order
 
 

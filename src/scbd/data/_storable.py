@@ -36,7 +36,10 @@ def as_storable(table: pd.DataFrame, slot: str = "obs") -> pd.DataFrame:
     - Columns whose name cannot be written, such as a name with a ``/``, get a different name (:func:`stored_names`). A
       log line states the new names.
 
-    The given table is not modified. If no column needs a conversion, the given table itself is returned.
+    - The name of the index is dropped if it cannot be written, for example because a column has the same name. The
+      names of rows are kept.
+
+    The given table is not modified. If nothing needs a conversion, the given table itself is returned.
 
     Parameters
     ----------
@@ -58,6 +61,9 @@ def as_storable(table: pd.DataFrame, slot: str = "obs") -> pd.DataFrame:
     if not names.is_unique:
         msg = f"{slot} has several columns named {names[names.duplicated()][0]!r}: rename or drop all but one."
         raise ValueError(msg)
+    label = table.index.name
+    if label is not None and (not isinstance(label, str) or label in names or stored_names([label])):
+        table = table.rename_axis(index=None)
     columns = {name: (values, _storable_column(values, f"{slot}[{name!r}]")) for name, values in table.items()}
     others = stored_names(names)
     if not others and all(held is values for values, held in columns.values()):

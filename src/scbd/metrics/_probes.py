@@ -70,6 +70,10 @@ _MIN_RELATIVE_VARIANCE = 1e-7
 _LBFGS_ITERATION_LIMIT = 1
 
 
+class ProbeImpossible(ValueError):
+    """Error of a probe whose labels cannot be learned from some cells and tested on others."""
+
+
 def label_probe(
     embedding: Any,
     labels: ArrayLike,
@@ -294,7 +298,7 @@ def run_probe(
     rows = rows[np.bincount(codes[rows])[codes[rows]] > 1]
     if len(np.unique(codes[rows])) < 2:
         msg = "A probe needs at least two labels with two cells each, one to learn from and one to be tested on."
-        raise ValueError(msg)
+        raise ProbeImpossible(msg)
     of_group = None if groups is None else _encode_values(groups, "group", len(codes), "labels")[0]
     if train is None:
         learned, test = _split(rows, codes, of_group, train_fraction, rng)
@@ -306,7 +310,7 @@ def run_probe(
     known = np.unique(codes[learned])
     if len(known) < 2 or not len(test):
         msg = "The split leaves fewer than two labels to learn from: use smaller groups, or more cells."
-        raise ValueError(msg)
+        raise ProbeImpossible(msg)
     of_known = np.full(codes.max() + 1, -1)
     of_known[known] = np.arange(len(known))
     fit = READERS[kind]

@@ -44,19 +44,31 @@ LEVELS_OF_A_NUMBER = (
     "e_key (recipe 'Remove the effect of a number' in the documentation, how_to/recipes)."
 )
 
+# arguments of data loaders, which users of torch and scvi-tools give to several methods; each value is the advice
+_AHEAD = "leave it out. Batches are read ahead in the background."
+_DRAWN = "leave it out. Training batches are always drawn at random, each with batch_size cells."
+_LOADER = {
+    **dict.fromkeys(("num_workers", "persistent_workers", "prefetch_factor", "multiprocessing_context"), _AHEAD),
+    "pin_memory": "leave it out. Memory is pinned where there is a GPU.",
+    **dict.fromkeys(("shuffle", "sampler", "drop_last"), _DRAWN),
+}
+_DEVICE = "call model.to_device(…) before."
+
 # arguments of scvi-tools' training plans that our training plans lack; each value is the advice, shown in an error
 # message, on what to use in place of the argument
 _PLAN = {
     **dict.fromkeys(("n_epochs_kl_warmup", "n_steps_kl_warmup"), _WARM_UP),
     **dict.fromkeys(("reduce_lr_on_plateau", "lr_factor", "lr_patience", "lr_threshold", "lr_min"), _RATE),
-    **dict.fromkeys(("optimizer", "optimizer_creator", "eps"), _OPTIMISER),
-    "lr_scheduler_metric": _RATE,
+    **dict.fromkeys(("optimizer", "optimizer_creator", "eps", "betas", "momentum"), _OPTIMISER),
+    **dict.fromkeys(("lr_scheduler_metric", "lr_scheduler", "scheduler"), _RATE),
+    "learning_rate": "use lr.",
     "compile": "call model.module.content.compile() before training.",
 }
 # arguments that our train method lacks, mainly of scvi-tools' train method and of Lightning's trainer; each value is
 # the advice, shown in an error message, on what to use in place of the argument
 _TRAIN = {
     **_PLAN,
+    **_LOADER,
     **{
         name: f"give it in {group}: train({group}={{{name!r}: …}})."
         for group, names in {
@@ -65,6 +77,7 @@ _TRAIN = {
         }.items()
         for name in names
     },
+    "patience": "use early_stopping=True, and early_stopping_patience.",
     **dict.fromkeys(("early_stopping_monitor", "early_stopping_min_delta", "early_stopping_mode"), _EARLY_STOPPING),
     "early_stopping_warmup_epochs": "use min_steps, counted in steps.",
     **dict.fromkeys(("shuffle_set_split", "external_indexing"), _SPLIT),
@@ -79,7 +92,7 @@ _TRAIN = {
         "give callbacks=[lightning.pytorch.callbacks.LearningRateMonitor()] and a logger of Lightning."
     ),
     "log_save_dir": "give logger=lightning.pytorch.loggers.CSVLogger(…).",
-    "use_gpu": "use accelerator and devices.",
+    **dict.fromkeys(("use_gpu", "gpus"), "use accelerator and devices."),
     **dict.fromkeys(("enable_checkpointing", "checkpointing_monitor"), _CHECKPOINTS),
     # our training runs are a single epoch for Lightning, so that its limits per epoch would limit the whole run
     "limit_train_batches": "use max_steps.",
@@ -88,33 +101,38 @@ _TRAIN = {
     "use_distributed_sampler": "leave it out. Each batch is divided among the devices.",
     "barebones": "leave it out. It turns off validation and history; scbd benchmark measures the speed.",
 }
+# arguments of scvi-tools' setup_anndata that ours lacks, each with the advice on what to use in place of it
+_SETUP_REPLACEMENTS = {
+    "labels_key": "use y_key, the column of obs with what was done to each cell.",
+    "batch_key": "use e_key, the column of obs with where each cell was measured.",
+    "sample_key": "use e_key, the column of obs with where each cell was measured.",
+    "categorical_covariate_keys": "use e_key, which takes a list of columns.",
+    "continuous_covariate_keys": LEVELS_OF_A_NUMBER,
+    "size_factor_key": "leave it out. Inputs are standardised by the model, see its standardize_by.",
+    "unlabeled_category": "leave it out. Cells without a label can be embedded, and cannot be trained on.",
+    "protein_expression_obsm_key": "use obsm_key.",
+}
+# arguments of setup_anndata, ours and those of scvi-tools, which other methods lack
+_OF_SETUP = {
+    **dict.fromkeys(("y_key", "e_key", "control", "position_key", "layer", "obsm_key"), "give it to setup_anndata."),
+    **{name: f"in setup_anndata, {advice}" for name, advice in _SETUP_REPLACEMENTS.items()},
+}
 # for each method of our models, by name: arguments of scvi-tools and Lightning that the method lacks, each with the
 # advice, shown in an error message, on what to use in place of the argument
 REPLACEMENTS: dict[str, dict[str, str]] = {
-    "setup_anndata": {
-        "labels_key": "use y_key, the column of obs with what was done to each cell.",
-        "batch_key": "use e_key, the column of obs with where each cell was measured.",
-        "sample_key": "use e_key, the column of obs with where each cell was measured.",
-        "categorical_covariate_keys": "use e_key, which takes a list of columns.",
-        "continuous_covariate_keys": LEVELS_OF_A_NUMBER,
-        "size_factor_key": "leave it out. Inputs are standardised by the model, see its standardize_by.",
-        "unlabeled_category": "leave it out. Cells without a label can be embedded, and cannot be trained on.",
-        "protein_expression_obsm_key": "use obsm_key.",
-    },
-    "train": _TRAIN,
+    "setup_anndata": _SETUP_REPLACEMENTS,
+    "train": _TRAIN | _OF_SETUP,
     "train_decoder": _TRAIN,
-    "plan_kwargs": _PLAN,
-    "batch_kwargs": {
-        "num_workers": "leave it out. Batches are read ahead in the background.",
-        "pin_memory": "leave it out. Memory is pinned where there is a GPU.",
-        "shuffle": "leave it out. Training batches are always drawn at random.",
-    },
+    "plan_kwargs": _PLAN | _LOADER,
+    "batch_kwargs": _LOADER,
     "get_latent_representation": {
+        **_LOADER,
+        **dict.fromkeys(("use_gpu", "accelerator", "device"), _DEVICE),
         **dict.fromkeys(("give_mean", "mc_samples", "return_dist"), _POINT),
         "dataloader": _TABLE,
         "transform_batch": "leave it out. z_c does not carry the environment.",
     },
-    "predict": {"soft": "use return_proba=True.", "dataloader": _TABLE},
+    "predict": _LOADER | {"soft": "use return_proba=True.", "dataloader": _TABLE},
     "reconstruct": {
         "transform_batch": "use swap_blocks, which decodes a cell in the environment of another.",
         "dataloader": _TABLE,
@@ -122,6 +140,7 @@ REPLACEMENTS: dict[str, dict[str, str]] = {
     "minify_adata": dict.fromkeys(("minified_data_type", "use_latent_qzm_key", "use_latent_qzv_key"), _STORED),
     "load": {"use_gpu": "use accelerator and device."},
     "__init__": {
+        **_OF_SETUP,
         **dict.fromkeys(("n_hidden", "n_layers", "n_layers_encoder"), _NETWORK),
         **dict.fromkeys(
             ("gene_likelihood", "dispersion", "latent_distribution"),
@@ -228,6 +247,18 @@ def keyword_names(function: Callable[..., Any]) -> list[str]:
     """Return the names of the arguments that a method accepts by name, except ``self`` or ``cls``, and ``**kwargs``."""
     _, *parameters = inspect.signature(function).parameters.values()
     return [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+
+
+def check_constructor_arguments(cls: Any, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ``TypeError`` if the constructor of a model class was given an argument that is not in ``known``.
+
+    Arguments of ``train`` and ``setup_anndata`` are recognised, and the message states where they belong.
+    """
+    given, known = list(given), list(known)
+    if not set(given) <= set(known):
+        of_train = {name: f"give it to train, model.train({name}=…)." for name in keyword_names(cls.train)}
+        advice = of_train | REPLACEMENTS["train"] | REPLACEMENTS["__init__"]
+        check_argument_names(given, known, cls.__name__, advice)
 
 
 def constructor_names(cls: type) -> list[str]:

@@ -17,7 +17,7 @@ from anndata import AnnData
 from scvi.model.base._constants import SAVE_KEYS
 
 from scbd._shared.checks import format_count
-from scbd._shared.files import local_path
+from scbd._shared.files import check_outside_stores, explained_write, local_path
 from scbd._shared.keys import E_REGISTRY, Y_REGISTRY
 from scbd._shared.messages import warn_user, without_messages
 from scbd.data._loading import ImageDataModule
@@ -26,7 +26,7 @@ from scbd.model._design import environment_column_codes
 from scbd.model._interfaces import ModelTraits
 from scbd.model._plan import TrainingPlan
 from scbd.model._saved_models import check_saved_model, restore_attributes, to_plain_values
-from scbd.model._train import TrainMixin
+from scbd.model._train import TrainMixin, resolve_devices
 
 if TYPE_CHECKING:
     import numpy as np
@@ -164,7 +164,9 @@ class ImageModel(TrainMixin):
         Raises
         ------
         FileExistsError
-            If the directory exists and ``overwrite`` is false.
+            If the directory exists and ``overwrite`` is false, or if it is a Zarr store.
+        OSError
+            If the files cannot be written, for example because the disk is full. Existing files are kept.
         """
         # reading init_params_ raises an error if a subclass has not set it: a model that is saved without the arguments
         # of its constructor could not be loaded
@@ -174,11 +176,13 @@ class ImageModel(TrainMixin):
             what = "already exists: choose another directory, or pass overwrite=True."
             msg = f"{target} {what if target.is_dir() else 'is a file: give the path of a directory to make.'}"
             raise FileExistsError(msg)
+        check_outside_stores(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         self.format_ = self._FORMAT
         partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
         try:
-            super().save(str(partial), prefix=prefix, overwrite=True, **kwargs)
+            with explained_write(target):
+                super().save(str(partial), prefix=prefix, overwrite=True, **kwargs)
             target.mkdir(exist_ok=True)
             for path in partial.iterdir():
                 os.replace(path, target / path.name)
@@ -253,6 +257,7 @@ class ImageModel(TrainMixin):
             adata = False
         # scvi-tools would log that the local file of the model has already been downloaded. Its warning about var_names
         # is not needed, because the check of the inputs compares the names of channels.
+        resolve_devices(accelerator, device, "device")
         with without_messages("scvi.data._download", ["`var_names` for the loaded `model` does not match"]):
             model: Self = super().load(dir_path, adata, accelerator, device, prefix, **kwargs)
         if model.adata is not None:

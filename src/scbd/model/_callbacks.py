@@ -17,7 +17,7 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
-from scbd._shared.files import open_atomically
+from scbd._shared.files import explained_write, open_atomically
 from scbd.model._saved_models import read_part_of_saved_file
 
 if TYPE_CHECKING:
@@ -282,7 +282,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        with open_atomically(Path(path)) as file:
+        with (
+            explained_write(Path(path), "With resume=True, training goes on from that file."),
+            open_atomically(Path(path)) as file,
+        ):
             torch.save(checkpoint, file)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import lightning.pytorch as L
@@ -23,8 +24,6 @@ from scbd.nn._distributed import broadcast_buffers, gather_rows
 from scbd.nn._encoders import Encoder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy as np
 
     from scbd.model._interfaces import EmbeddingNetwork, Objective
@@ -328,7 +327,7 @@ class TrainingPlan(L.LightningModule):
             self._embeddings.clear()
 
     def _losses(self, batch: dict[str, Tensor], **how: Any) -> Losses:
-        """Return the losses of a batch; raise ``TypeError`` if the module does not return :class:`Losses`."""
+        """Return the losses of a batch; raise ``TypeError`` if the module does not return suitable :class:`Losses`."""
         losses = self.module(**batch, **how)
         if not isinstance(losses, Losses):
             msg = (
@@ -336,6 +335,17 @@ class TrainingPlan(L.LightningModule):
                 "scbd.model.Losses(loss, {'name': part}), the loss to minimise and the numbers to log with it."
             )
             raise TypeError(msg)
+        is_named = isinstance(losses.parts, Mapping)
+        for name, value in {"loss": losses.loss, **(losses.parts if is_named else {})}.items():
+            learned = name != "loss" or not torch.is_grad_enabled() or getattr(value, "requires_grad", False)
+            if not (is_named and isinstance(value, Tensor) and value.numel() == 1 and learned):
+                name = name if is_named else "parts"
+                msg = (
+                    f"{type(self.module).__name__}.forward returned Losses with an unsuitable {name}: return "
+                    "scbd.model.Losses(loss, {'name': part}), each a tensor with a single number, and loss with a "
+                    "gradient."
+                )
+                raise TypeError(msg)
         return losses
 
     def on_train_start(self) -> None:

@@ -14,7 +14,7 @@ from scbd._shared.checks import check_count, check_number, count_or_default, joi
 from scbd._shared.keys import Y_REGISTRY
 from scbd._shared.labels import as_columns, label_text, label_values
 from scbd._shared.messages import warn_user
-from scbd.model._arguments import REPLACEMENTS, check_argument_names, explain_arguments, keyword_names
+from scbd.model._arguments import check_constructor_arguments, explain_arguments, keyword_names
 from scbd.model._base import ImageModel, describe_n_parameters, encoder_name
 from scbd.model._decode import CELLS_READ_PER_BLOCK, DECODE_BATCH_SIZE, DecodeMixin
 from scbd.model._decoder_objective import DecoderObjective
@@ -231,7 +231,7 @@ class SCBDModel(DecodeMixin, ImageModel):
         self.init_params_ = self._get_init_params(locals())
         further = {**_PREPARATION, **_TRANSFORM, **_MODULE}
         known = [*keyword_names(SCBDModel.__init__), *further]
-        check_argument_names(module_kwargs, known, type(self).__name__, REPLACEMENTS["__init__"])
+        check_constructor_arguments(type(self), module_kwargs, known)
         further |= module_kwargs
         if preset != "screen" and self._inputs.image_key is None:
             msg = f"preset={preset!r} is for images, and the model was set up with features: leave it out."

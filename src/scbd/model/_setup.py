@@ -43,9 +43,8 @@ from scbd.data._fields import FeatureField, ImageField, LabelField, match_featur
 from scbd.data._input_location import InputLocation
 from scbd.data._sources import digest_inputs
 from scbd.model._arguments import (
-    REPLACEMENTS,
     UnavailableAttribute,
-    check_argument_names,
+    check_constructor_arguments,
     explain_arguments,
     keyword_names,
 )
@@ -507,7 +506,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
         kind: type[Preprocess | FeatureScaling] = Preprocess if of_images else FeatureScaling
         optional = [one.name for one in inspect.signature(kind).parameters.values() if one.default is not one.empty]
         known = dict.fromkeys([*keyword_names(type(self).__init__), "standardize_by", *optional])
-        check_argument_names(own, known, type(self).__name__, REPLACEMENTS["__init__"])
+        check_constructor_arguments(type(self), own, known)
         by = {"auto": "by what fits", "controls": "by these", "cells": "by all of them", None: "not at all"}
         check_choice("standardize_by", standardize_by, by)
         if standardize_by == "controls" and self._control_codes is None:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import tempfile
+from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,15 +17,16 @@ import lightning.pytorch as L
 import numpy as np
 import pandas as pd
 import scvi
+import torch
 from lightning.fabric.plugins.io import CheckpointIO
 from lightning.pytorch import callbacks
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities import rank_zero_only
-from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from scvi.model._utils import get_max_epochs_heuristic, parse_device_args
 
 from scbd._shared.checks import check_choice, check_count, format_count
-from scbd._shared.files import local_path, remove_partials
+from scbd._shared.files import check_outside_stores, hold_directory, local_path, remove_partials
 from scbd._shared.keys import E_REGISTRY, POSITION_REGISTRY, Y_REGISTRY
 from scbd._shared.labels import as_columns, as_list, label_text
 from scbd._shared.messages import without_messages
@@ -49,7 +51,7 @@ from scbd.model._callbacks import (
     check_checkpoint_matches,
     find_checkpoint,
 )
-from scbd.model._design import has_separate_environments
+from scbd.model._design import environment_column_codes, has_separate_environments
 from scbd.model._embed import EmbedMixin, keep_freed_memory
 from scbd.model._interfaces import TrainingResults
 from scbd.model._plan import OnlineHead
@@ -61,10 +63,9 @@ from scbd.model._training_cells import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    import torch
     from lightning.pytorch.callbacks import Callback
 
     from scbd.data._loading import ImageDataModule
@@ -336,6 +337,8 @@ class TrainMixin(EmbedMixin):
             If settings contradict each other or do not fit the data. Settings are checked before training starts.
         FileExistsError
             If ``checkpoint_dir`` holds the checkpoint of an earlier run and ``resume`` is false.
+        BlockingIOError
+            If another process is training with the same ``checkpoint_dir``.
         scbd.model.TrainingDiverged
             If the loss or a weight becomes NaN or infinite. The model then has the last weights with a finite loss.
         KeyboardInterrupt
@@ -403,6 +406,7 @@ class TrainMixin(EmbedMixin):
             run.trainer._model = self  # type: ignore[attr-defined]  # scvi-tools' callbacks read the model from here
             train = data.split.train
             if contrastive:
+                self._check_trainable(e[train])
                 warn_if_single_cell_perturbations(y[train], self._registered(Y_REGISTRY)["categories"])
                 self._before_training(y[train], e[train])
             self._fit_preprocessing(source, y, e, train, data.seed)
@@ -421,13 +425,48 @@ class TrainMixin(EmbedMixin):
         self.to_device(run.device)
         return run
 
+    def _check_trainable(self, e: np.ndarray) -> None:
+        """Check that environments repeat, and that the network of images has weights in float32.
+
+        Parameters
+        ----------
+        e
+            Codes of the environments of the training cells, ``(N,)``.
+
+        Raises
+        ------
+        ValueError
+            If each training cell is an environment of its own, in each column of environments; or if the model was
+            created while torch's default dtype was float64.
+        """
+        columns = environment_column_codes(self.registry_)
+        codes = e[:, None] if columns is None else columns[e]
+        if len(e) > 1 and all(len(np.unique(column)) == len(e) for column in codes.T):
+            names = as_columns(self.registry_["setup_args"]["e_key"])
+            msg = (
+                f"Each of the {len(e)} training cells is an environment of its own (e_key={names}): what "
+                "the environment changes cannot be learned from single cells. Give a column whose values several cells "
+                "share, such as the plate."
+            )
+            raise ValueError(msg)
+        if self._inputs.image_key is not None and any(w.dtype == torch.float64 for w in self.module.parameters()):
+            msg = (
+                "The model has weights in float64, and images are given to it in float32: call "
+                "torch.set_default_dtype(torch.float32) before the model is made."
+            )
+            raise ValueError(msg)
+
     def _check_further_arguments(self, settings: TrainSettings) -> None:
         """Raise ``TypeError`` if ``plan_kwargs`` or ``batch_kwargs`` hold an argument that does not exist.
 
         The arguments must exist in the constructor of the model's training plan or data module, respectively.
         """
         traits, of_train = self.traits, keyword_names(type(self).train)
-        instead = {name: f"give it to train itself, train({name}=…)." for name in of_train}
+        instead = {name: f"give it to train itself, train({name}=…)." for name in (*TRAINER_ARGUMENTS, *of_train)}
+        for name in ("plan_kwargs", "batch_kwargs"):
+            if not isinstance(getattr(settings, name) or {}, Mapping):
+                msg = f"{name}={getattr(settings, name)!r}: give a dictionary of arguments."
+                raise TypeError(msg)
         known = [name for name in constructor_names(traits.plan) if name not in _RESERVED_PLAN_ARGUMENTS]
         check_argument_names(settings.plan_kwargs or (), known, "plan_kwargs", instead | REPLACEMENTS["plan_kwargs"])
         own = (*_RESERVED_BATCH_ARGUMENTS, *of_train, *traits.batch_kwargs)
@@ -780,7 +819,7 @@ def make_trainer(
     every
         Number of steps between two validations.
     """
-    accelerator, devices, device = parse_device_args(settings.accelerator, settings.devices, return_device="torch")
+    accelerator, devices, device = resolve_devices(settings.accelerator, settings.devices)
     given = dict(settings.trainer_kwargs)
     plugins, theirs = (as_list(given.pop(name, None) or ()) for name in ("plugins", "callbacks"))
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
@@ -798,17 +837,20 @@ def make_trainer(
         "logger": False,
         "default_root_dir": settings.folder,
     }
-    trainer = L.Trainer(
-        **defaults | given,
-        max_steps=max_steps,
-        accelerator=accelerator,
-        devices=devices,
-        precision=settings.precision,
-        callbacks=[*theirs, *ours],
-        plugins=plugins,
-        # The samplers of this package already divide each batch among the distributed processes.
-        use_distributed_sampler=False,
-    )
+    try:
+        trainer = L.Trainer(
+            **defaults | given,
+            max_steps=max_steps,
+            accelerator=accelerator,
+            devices=devices,
+            precision=settings.precision,
+            callbacks=[*theirs, *ours],
+            plugins=plugins,
+            # The samplers of this package already divide each batch among the distributed processes.
+            use_distributed_sampler=False,
+        )
+    except MisconfigurationException as error:
+        raise ValueError(str(error)) from error
     if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
         msg = (
             f"strategy={given.get('strategy', 'auto')!r} trains in processes that nothing comes back from: use "
@@ -816,6 +858,34 @@ def make_trainer(
         )
         raise ValueError(msg)
     return trainer, device
+
+
+def resolve_devices(accelerator: str, devices: Any, name: str = "devices") -> tuple[str, Any, torch.device]:
+    """Return the accelerator and the devices that Lightning uses for the given arguments, and the first device.
+
+    Parameters
+    ----------
+    accelerator, devices
+        Arguments of the user, see :class:`lightning.pytorch.Trainer`.
+    name
+        Name of the argument ``devices``, for the error message.
+
+    Raises
+    ------
+    ValueError
+        If this machine lacks the accelerator or a device, or if there is no such accelerator.
+    """
+    try:
+        found: tuple[str, Any, torch.device] = parse_device_args(accelerator, devices, return_device="torch")
+    except (MisconfigurationException, ImportError, TypeError, ValueError) as error:
+        names = ["cpu", *(kind for kind in ("cuda", "mps") if getattr(torch, kind).is_available())]
+        why = str(error).partition(". ")[0].rstrip(".!")
+        msg = (
+            f"accelerator={accelerator!r}, {name}={devices!r} cannot be used: {why}. This machine has: "
+            f"{', '.join(names)}; accelerator='auto' chooses the fastest."
+        )
+        raise ValueError(msg) from error
+    return found
 
 
 def default_validation_interval(data: ImageDataModule) -> int:
@@ -843,9 +913,11 @@ def _checkpoint_folder(settings: TrainSettings) -> Iterator[Path | None]:
     Without ``checkpoint_dir``, the best weights (``load_best``) are saved in a temporary folder.
     """
     if settings.folder:
-        for name in ("last.ckpt", "best.ckpt"):
-            remove_partials(settings.folder / name)
-        yield settings.folder
+        check_outside_stores(settings.folder)
+        with hold_directory(settings.folder):
+            for name in ("last.ckpt", "best.ckpt"):
+                remove_partials(settings.folder / name)
+            yield settings.folder
     elif settings.load_best:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
