@@ -207,9 +207,10 @@ def read_table_of_features(
         msg = f"{where} has no row: there is nothing to read."
         raise ValueError(msg)
     lacking["feature"] = [one for one in read if one not in lacking["row"] and not read[one].features]
+    if len(lacking["feature"]) + len(lacking["row"]) == len(paths):
+        first = lacking["feature"][0]
+        raise ValueError(_describe_lack_of_features(first, read[first].about, entries))
     read = {one: part for one, part in read.items() if one not in [*lacking["row"], *lacking["feature"]]}
-    if not read:
-        raise ValueError(_describe_lack_of_features(lacking["feature"][0], entries))
     said = [
         f"{len(files)} of {len(paths)} files {inflect(len(files), 'has', 'have')} no {what} ({join_first(files)})"
         for what, files in lacking.items()
@@ -225,7 +226,11 @@ def read_table_of_features(
             "column named like a position, box or number of an object",
             "columns named like positions, boxes or numbers of objects",
         )
-        goes = inflect(len(about), "goes to obs", "go to obs") if is_default else "counted as given"
+        goes = (
+            inflect(len(about), "goes to obs", "go to obs")
+            if is_default
+            else inflect(len(about), "is a feature, as given", "are features, as given")
+        )
         said.append(f"{len(about)} {columns} {goes} ({join_first(about, 20)})")
     obs = found.drop(columns=names)
     obs = settle_types(obs, [name for name in obs if all(name in one.spelled for one in tables if name in one.frame)])
@@ -362,7 +367,7 @@ def _read_anndata(path: Path) -> _Part:
     return _Part(Table(frame, [], [], None), cells.var_names.tolist(), [])
 
 
-def _describe_lack_of_features(path: Path, entries: Sequence[str]) -> str:
+def _describe_lack_of_features(path: Path, about: Sequence[str], entries: Sequence[str]) -> str:
     """Return a message about a file without the features that are wanted, with advice on how to name its features."""
     table = read_first_rows(path) if is_table(path) else pd.DataFrame(columns=[])
     proposed = propose_features(table)
@@ -371,6 +376,7 @@ def _describe_lack_of_features(path: Path, entries: Sequence[str]) -> str:
         f"{path} has no feature, which is a column that begins with {' or '.join(entries)}; it has: "
         f"{join_first(table.columns, 8)}. Name features, or how they begin, with features=…"
         + (f", such as features={proposed[:5]}" if proposed else "")
+        + (f"; {join_first(about)} are named like positions or numbers of objects" if about else "")
         + (f". {_advice_on_lists(lists[0])}" if lists else "")
         + "."
     )
