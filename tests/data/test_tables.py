@@ -28,7 +28,7 @@ from scbd.data import read_crops, read_profiles
 from scbd.data._tables import TableError, read_first_rows, read_table_file
 from scbd.datasets import corum, gene_pairs, gene_sets
 
-LABELS = ["plate", "gene", "note"]
+LABELS = ["Metadata_Plate", "Metadata_gene", "Metadata_note"]
 # labels that are easily changed: numbers in several spellings, words for missing values, marks of dialects
 TRICKY = "1.1 1.10 0012 12 1E3 1000 10E2 -0 1_000 NA nan None null True TRUE a;b a|b 1,5 µM 'x' # =1 ∞ 5e-324 9007199254740993"
 texts = st.one_of(
@@ -47,7 +47,7 @@ def tables(draw: Any) -> pd.DataFrame:
         {name: pd.Series(draw(st.lists(texts, min_size=n, max_size=n)), dtype=object) for name in LABELS}
     )
     if draw(st.booleans()):
-        frame.loc[draw(st.integers(0, n - 1)), "note"] = ""
+        frame.loc[draw(st.integers(0, n - 1)), LABELS[2]] = ""
     return frame.assign(
         **{f"Cells_a{i}": draw(st.lists(numbers, min_size=n, max_size=n)) for i in range(draw(st.integers(1, 3)))}
     )

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scbd._shared.files import check_file, existing_path, local_path
-from scbd.data._tables import COMPRESSIONS, is_partitioned_table, is_table, read_first_rows
+from scbd._shared.numeric_tables import is_number_dtype
+from scbd.data._tables import (
+    COMPRESSIONS,
+    N_HEAD_ROWS,
+    is_partitioned_table,
+    is_table,
+    read_first_rows,
+    read_table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -122,11 +130,17 @@ def _detect_table_kind(path: Path) -> str:
     A table holds output of CellProfiler; features, if numeric columns begin with one of :data:`FEATURE_PREFIXES`, even
     next to names of image files; names of image files; or features of other names.
     """
-    first_rows = read_first_rows(path)
+    # only columns with the default prefixes are tested for numbers, since there may be thousands of columns
+    first_rows = read_table(path, begin_like_features, N_HEAD_ROWS).frame
     if "ImageNumber" in first_rows and ("ObjectNumber" in first_rows or path.stem.endswith("Image")):
         return "cellprofiler_table"
-    has_features = any(name.startswith(FEATURE_PREFIXES) for name in first_rows.select_dtypes("number"))
+    has_features = any(is_number_dtype(first_rows[name].dtype) for name in begin_like_features(list(first_rows)))
     return "image_table" if _image_columns(first_rows) and not has_features else "profiles"
+
+
+def begin_like_features(names: Sequence[str]) -> list[str]:
+    """Return the names of columns that begin with one of :data:`FEATURE_PREFIXES`."""
+    return [name for name in names if name.startswith(FEATURE_PREFIXES)]
 
 
 def image_columns(path: str | os.PathLike[str]) -> list[str]:

@@ -321,8 +321,10 @@ def _read_file(path: Path, entries: Sequence[str], is_default: bool) -> _Part:
 
     def choose_features(names: Sequence[str]) -> tuple[list[str], list[str]]:
         named = {name for entry in entries for name in _named_columns(names, entry)}
-        about = [name for name in names if name in named.difference(entries) and _NOT_A_MEASUREMENT.search(name)]
-        return [name for name in names if name in named and not (is_default and name in about)], about
+        by_prefix = named.difference(entries)
+        about = [name for name in names if name in by_prefix and _NOT_A_MEASUREMENT.search(name)]
+        excluded = set(about) if is_default else set()
+        return [name for name in names if name in named and name not in excluded], about
 
     if kind.name in ("profiles", "image_table", "tables"):
         table = read_table(path, lambda names: choose_features(names)[0])

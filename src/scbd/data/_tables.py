@@ -43,10 +43,11 @@ _BYTE_ORDER_MARKS = {
 }
 # first line in which a spreadsheet states the delimiter
 _STATED_DELIMITER = re.compile(r'"?sep=(.)"?\s*')
-# words for missing values, in the usual spellings, that the fast parser of pandas recognises in columns of features
-_MISSING_SPELLINGS = [*{spelt for word in MISSING_WORDS for spelt in (word, word.upper(), word.capitalize())}, "NaN"]
+# Most frequent words for missing values in columns of features, for which columns are read as numbers at once. A column
+# with other words is read as text, which is slower, and converted later.
+_FREQUENT_MISSING_WORDS = ["", "NA", "nan", "NaN"]
 # number of rows at the top of a table that are read to detect what the table holds, such as features
-_N_HEAD_ROWS = 5
+N_HEAD_ROWS = 5
 # name that pandas gives to a column if the file states no name for it
 _UNNAMED = re.compile(r"Unnamed: \d+")
 _ADVICE_ON_TWO_ROWS = (
@@ -103,7 +104,7 @@ def read_table_file(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 def read_first_rows(path: str | os.PathLike[str]) -> pd.DataFrame:
     """Read only the first five rows of a table; errors are those of :func:`read_table_file`."""
-    table = read_table(path, n_rows=_N_HEAD_ROWS)
+    table = read_table(path, n_rows=N_HEAD_ROWS)
     return settle_types(table.frame, table.spelled)
 
 
@@ -235,7 +236,7 @@ def read_text(
             index_col=False,
             nrows=n_rows,
             dtype={place: str for place, name in enumerate(names) if name not in chosen},
-            na_values={place: _MISSING_SPELLINGS if name in chosen else [""] for place, name in enumerate(names)},
+            na_values={place: _FREQUENT_MISSING_WORDS if name in chosen else [""] for place, name in enumerate(names)},
             keep_default_na=False,
         )
     if len(frame) != len(lines):
@@ -420,30 +421,30 @@ def settle_types(frame: pd.DataFrame, spelled: Iterable[str]) -> pd.DataFrame:
     )
 
 
-def _exact_numbers(texts: pd.Series) -> pd.Series:
+def _exact_numbers(texts: pd.Series) -> pd.Series | np.ndarray:
     """Convert a column as described for :func:`settle_types`."""
-    spellings = [text for text in pd.unique(texts) if isinstance(text, str)]
-    if not spellings:
-        return texts.astype(float)
-    words = [text for text in spellings if text.strip().lower() not in MISSING_WORDS]
-    if set(words) <= {"True", "False"} and texts.isin(words).all():
-        return texts == "True"
+    spellings = pd.unique(texts)
+    words = [text for text in spellings if isinstance(text, str) and text.strip().lower() not in MISSING_WORDS]
+    is_complete = len(words) == len(spellings)
+    if not words:
+        return texts.astype(float) if texts.isna().all() else texts
+    if is_complete and set(words) <= {"True", "False"}:
+        return (texts == "True").to_numpy()
     numbers: dict[str, int | float] = {}
     for word in words:
         try:
-            number = int(word) if word.lstrip("-").isdecimal() else float(word)
+            numbers[word] = int(word) if word.lstrip("-").isdecimal() else float(word)
         except ValueError:
             return texts
-        if str(number) != word or not math.isfinite(number):
+        if str(numbers[word]) != word or not math.isfinite(numbers[word]):
             return texts
-        numbers[word] = number
     whole = {number for number in numbers.values() if isinstance(number, int)}
-    others = {number for number in numbers.values() if isinstance(number, float)}
-    # whole numbers become floating-point numbers if others do, or if values are missing
-    largest = 2**63 if not others and texts.isin(words).all() else 2**53
-    if not words or whole & others or any(abs(number) >= largest for number in whole):
+    fractional = {number for number in numbers.values() if isinstance(number, float)}
+    # whole numbers become floating-point numbers if other numbers do, or if values are missing
+    largest = 2**63 if is_complete and not fractional else 2**53
+    if whole & fractional or any(abs(number) >= largest for number in whole):
         return texts
-    return texts.map(numbers)
+    return np.array([numbers.get(text, np.nan) for text in texts])
 
 
 def log_columns(where: object, frame: pd.DataFrame, dropped: Sequence[str], n_features: int = 0) -> None:
