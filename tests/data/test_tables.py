@@ -64,8 +64,8 @@ def write_text(frame: pd.DataFrame, path: Path, dialect: dict[str, Any], missing
     file = io.StringIO()
     writer = csv.writer(file, delimiter=dialect["mark"], quoting=dialect["quoting"], lineterminator=dialect["end"])
     for number, line in enumerate(lines):
-        surplus = 0 if dialect["rows"] else dialect["surplus"]
-        writer.writerow([*line, *[""] * (surplus if number else dialect["surplus_name"])])
+        surplus = dialect["surplus"] if number else dialect["surplus_name"]
+        writer.writerow([*line, *[""] * (0 if dialect["rows"] else surplus)])
         if dialect["blank"]:
             file.write(dialect["end"])
     content = (f"sep={dialect['mark']}{dialect['end']}" if dialect["stated"] else "") + file.getvalue()
@@ -214,7 +214,8 @@ def test_read_profiles_parquet_with_levels_of_names_raises(tmp_path):
         ("plate,Cells_a\nP1,1,,x\nP2,2,,y\n", "line 2: 4 fields"),
         ('plate,Cells_a\n"P\n1",1\nP2,2,3\n', "line 4: 3 fields"),
         ("# of May\nplate,Cells_a,n\nP1,1,2\n", "first line"),
-        ("My plate,,\nplate,well,Cells_a\nP1,A1,1\n", "names 1 of 3 columns in its first line"),
+        ("My plate,,\nplate,well,Cells_a\nP1,A1,1\n", "no name for a column in its first line"),
+        ("plate,Cells_a,\nrow 1,P1,1\n", "no name for a column in its first line"),
         ('plate,Cells_a\nP1,1\n"P2,2\n', "line 3: .*quotation"),
         ('plate,Cells_a\n"P1"x,1\n', "line 2: .*quotation"),
         ("plate,Cells_a\nP1,1\nP\0,2\n", "line 3: null bytes"),

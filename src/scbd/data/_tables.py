@@ -368,7 +368,8 @@ def _tidy_columns(frame: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, list[s
     Raises
     ------
     ValueError
-        If two columns have the same name and different values, or if more than half of the columns have no name.
+        If two columns have the same name and different values, or if a column other than the first one has labels or
+        features, but no name.
     """
     dropped = []
     if len(frame.columns) and _UNNAMED.fullmatch(frame.columns[0]):
@@ -379,7 +380,13 @@ def _tidy_columns(frame: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, list[s
     for place in np.flatnonzero(is_left_out):
         column = frame.iloc[:, place]
         if is_unnamed[place]:
-            is_left_out[place] = column.isna().all() or hold_whole_numbers(column)
+            is_last = place == len(frame.columns) - 1
+            if not (column.isna().all() or (hold_whole_numbers(column) and not is_last)):
+                msg = (
+                    f"{path} has no name for a column in its first line, which holds {column.dropna().iloc[0]!r}: "
+                    "remove lines above the names of columns, name the column, or delete it."
+                )
+                raise TableError(msg)
         elif not frame.iloc[:, frame.columns.get_indexer_for([frame.columns[place]])[0]].equals(column):
             msg = (
                 f"{path} has two columns named {frame.columns[place]!r} with different values: rename or drop one. "
@@ -387,13 +394,6 @@ def _tidy_columns(frame: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, list[s
             )
             raise TableError(msg)
     dropped += frame.columns[is_left_out].tolist()
-    is_unnamed = is_unnamed[~is_left_out]
-    if 2 * is_unnamed.sum() > len(is_unnamed):
-        msg = (
-            f"{path} names {(~is_unnamed).sum()} of {len(is_unnamed)} columns in its first line: remove lines above "
-            "the names of columns."
-        )
-        raise TableError(msg)
     return (frame.loc[:, ~is_left_out] if is_left_out.any() else frame), dropped
 
 
