@@ -30,9 +30,9 @@ from scbd.datasets import corum, gene_pairs, gene_sets
 
 LABELS = ["Metadata_Plate", "Metadata_gene", "Metadata_note"]
 # labels that are easily changed: numbers in several spellings, words for missing values, marks of dialects
-TRICKY = "1.1 1.10 0012 12 1E3 1000 10E2 -0 1_000 NA nan None null True TRUE a;b a|b 1,5 µM 'x' # =1 ∞ 5e-324 9007199254740993"
+TRICKY = "1.1 1.10 0012 12 1E3 1000 10E2 -0 1_000 NA nan None null True TRUE a;b a|b 1,5 µM 'x' # =1 ∞ 5e-324"
 texts = st.one_of(
-    st.sampled_from(TRICKY.split()),
+    st.sampled_from([*TRICKY.split(), "9007199254740993"]),
     st.text(st.characters(codec="utf-8", exclude_characters="\0\r", exclude_categories=["Cs"]), min_size=1, max_size=6),
     st.integers(-20, 20).map(str),
     st.floats(-9, 9).map(str),
@@ -77,7 +77,8 @@ def pack(path: Path, content: bytes) -> None:
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(path.stem, content)
         return
-    with {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(path.suffix, open)(path, "wb") as file:
+    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    with openers.get(path.suffix, open)(path, "wb") as file:
         file.write(content)
 
 
@@ -100,8 +101,9 @@ def spell(value: Any) -> Any:
     return None if value is None or value != value else str(value)
 
 
+@pytest.mark.filterwarnings("ignore:.*has no Metadata_Plate", "ignore:.*have no Metadata_Plate")
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".csv.gz", ".csv.bz2", ".tsv.xz", ".csv.zip"])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
 @given(frame=tables(), dialect=dialects, missing=st.sampled_from(["", "NA", "nan", "NULL", "None", "n/a"]))
 def test_read_profiles_any_dialect_returns_written_spellings_and_values(tmp_path, ending, frame, dialect, missing):
     frame.loc[len(frame) - 1, "Cells_a0"] = np.nan
@@ -122,7 +124,7 @@ def test_read_profiles_any_dialect_returns_written_spellings_and_values(tmp_path
         assert list(found.obs_names) == [f"row {number}" for number in range(len(frame))]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(values=st.lists(texts, min_size=1, max_size=8))
 def test_read_table_file_different_spellings_never_become_equal(tmp_path, values):
     pd.DataFrame({"plate": values, "row": range(len(values))}).to_csv(tmp_path / "t.csv", index=False)
@@ -437,7 +439,7 @@ def test_describe_path_proposes_ranges_and_names_missing_columns(tmp_path):
         table = values.set_axis(list(names), axis=1)
         table.insert(0, "gene", list("abc") * 4)
         table.to_csv(tmp_path / "t.csv", index=False)
-        with pytest.warns(UserWarning) if proposed == "X" else pytest.MonkeyPatch.context():
+        with pytest.warns(UserWarning, match="positions") if proposed == "X" else pytest.MonkeyPatch.context():
             found = describe_path(tmp_path / "t.csv")
         assert f"--features {proposed} " in found and "30 features" in found
         assert "no column of plates and wells" in found and "Metadata_Plate=" in found
