@@ -31,6 +31,7 @@ from scbd.data._formats import (
 from scbd.data._hdf5_source import open_h5
 from scbd.data._tables import (
     Table,
+    detect_encoding,
     is_table,
     log_columns,
     read_first_rows,
@@ -374,8 +375,10 @@ def _describe_lack_of_features(path: Path, about: Sequence[str], entries: Sequen
     table = read_first_rows(path) if is_table(path) else pd.DataFrame(columns=[])
     proposed = propose_features(table)
     lists = [name for name in table if _holds_lists(table[name])]
+    encoding = detect_encoding(path) if path.is_file() else "utf-8"
+    read_as = "" if encoding == "utf-8" else f" (read in the encoding {encoding.upper()})"
     return (
-        f"{path} has no feature, which is a column that begins with {' or '.join(entries)}; it has: "
+        f"{path}{read_as} has no feature, which is a column that begins with {' or '.join(entries)}; it has: "
         f"{join_first(table.columns, 8)}. Name features, or how they begin, with features=…"
         + (f", such as features={proposed[:5]}" if proposed else "")
         + (f"; {join_first(about)} are named like positions or numbers of objects" if about else "")

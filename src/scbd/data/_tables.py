@@ -158,14 +158,19 @@ def open_text(path: Path) -> Iterator[IO[str]]:
     ValueError
         If the file has another encoding. The message names the line.
     """
-    with _open_bytes(path) as file:
-        start = file.read(4)
-    encoding = next((name for mark, name in _BYTE_ORDER_MARKS.items() if start.startswith(mark)), "utf-8")
+    encoding = detect_encoding(path)
     try:
         with _open_bytes(path) as file, io.TextIOWrapper(file, encoding, newline="") as text:
             yield text
     except UnicodeDecodeError as error:
         raise TableError(_describe_encoding(path, encoding)) from error
+
+
+def detect_encoding(path: Path) -> str:
+    """Return the encoding that a file states by its byte order mark, or UTF-8 if it has none."""
+    with _open_bytes(path) as file:
+        start = file.read(4)
+    return next((name for mark, name in _BYTE_ORDER_MARKS.items() if start.startswith(mark)), "utf-8")
 
 
 def _open_bytes(path: Path) -> IO[bytes]:
