@@ -19,15 +19,8 @@ from PIL import Image
 
 import scbd
 from scbd.data import open_screen, read_crops, read_profiles
-from scbd.data._formats import (
-    _KINDS,
-    TABLE_ENDINGS,
-    detect_kind,
-    is_table,
-    read_first_rows,
-    read_table_file,
-    walk_folders,
-)
+from scbd.data._formats import _KINDS, detect_kind, walk_folders
+from scbd.data._tables import TABLE_ENDINGS, is_table, read_first_rows, read_table_file
 
 
 def store(attributes: dict, version: int) -> Callable[[Path], object]:
@@ -155,7 +148,7 @@ def test_detect_kind_unreadable_metadata_returns_anndata(tmp_path, text):
     assert detect_kind(tmp_path / "a.zarr").name == "anndata"
 
 
-@pytest.mark.parametrize("ending", TABLE_ENDINGS)
+@pytest.mark.parametrize("ending", [ending for ending in TABLE_ENDINGS if not ending.endswith(".zst")])
 @given(st.integers(0, 12), st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=4, unique=True))
 def test_read_table_file_returns_written_table(tmp_path_factory, ending, n, columns):
     frame = pd.DataFrame({column: range(place, n + place) for place, column in enumerate(columns)})
@@ -165,7 +158,7 @@ def test_read_table_file_returns_written_table(tmp_path_factory, ending, n, colu
     pd.testing.assert_frame_equal(read_first_rows(path), frame.head(5), check_dtype=n > 0)
 
 
-@pytest.mark.parametrize("ending", TABLE_ENDINGS)
+@pytest.mark.parametrize("ending", [ending for ending in TABLE_ENDINGS if not ending.endswith(".zst")])
 def test_read_table_file_numeric_names_keep_leading_zeros(tmp_path, ending):
     plates = pd.DataFrame({"plate": ["0012", "113", "0014"], "dose": [0.5, 0, 10.25], "n": [0, 10, 7]})
     write_table(plates, tmp_path / f"t{ending}")
@@ -181,7 +174,7 @@ def write_table(frame: pd.DataFrame, path: Path) -> None:
 
 
 def test_read_table_file_unreadable_table_raises(tmp_path, monkeypatch):
-    assert is_table("A.CSV") and is_table(Path("x/a.tsv.gz")) and not is_table("a.csv.zip") and not is_table("csv")
+    assert is_table("A.CSV") and is_table(Path("x/a.tsv.gz")) and not is_table("a.txt.zip") and not is_table("csv")
     (tmp_path / "wells.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     for read in (read_table_file, read_first_rows):

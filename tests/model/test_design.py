@@ -21,7 +21,12 @@ import scbd
 from scbd import SCBDModel
 from scbd.baselines import ERMModel
 from scbd.datasets import simulated_profiles
-from scbd.model._design import ExperimentalDesign, check_design, resolvable_fraction
+from scbd.model._design import (
+    ExperimentalDesign,
+    _warn_if_labels_are_similar,
+    check_design,
+    resolvable_fraction,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
 PAIRS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 20)), min_size=2, max_size=40)
@@ -296,3 +301,14 @@ def test_functions_of_cells_other_type_than_anndata_raises(use):
 def test_setup_other_type_than_anndata_raises(cells):
     with pytest.raises(TypeError, match="given as an AnnData, got"):
         SCBDModel.setup_anndata(cells, "gene", "well")
+
+
+@pytest.mark.parametrize(
+    "other", ["non-targeting", "Non_Targeting", "non targeting", "nontargeting\u200b", "NONTARGETING"]
+)
+def test_check_design_control_in_two_spellings_warns(other):
+    labels = pd.Series(["nontargeting", other, "A-1", "A1"] * 2, name="gene", dtype="category")
+    with pytest.warns(UserWarning, match="2 labels of 'gene' differ .*targeting"):
+        _warn_if_labels_are_similar(labels, "perturbations", ["nontargeting"])
+    _warn_if_labels_are_similar(labels[2:4].cat.remove_unused_categories(), "perturbations", ["nontargeting"])
+    _warn_if_labels_are_similar(labels, "perturbations", ["nontargeting", other])  # both are named

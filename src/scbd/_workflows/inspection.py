@@ -18,9 +18,16 @@ import pandas as pd
 from scbd._shared.checks import format_count, join_first
 from scbd._shared.keys import IMAGE_KEY
 from scbd._shared.labels import find_likely_controls, normalise_name
-from scbd.data._formats import DataKind, detect_kind, image_columns, is_table, read_first_rows
-from scbd.data._profiles import FEATURE_PREFIXES, Missing, number_beginnings, read_profiles, read_table_of_features
+from scbd.data._formats import FEATURE_PREFIXES, SOURCE_COLUMN, DataKind, detect_kind, image_columns
+from scbd.data._profiles import (
+    Missing,
+    find_position_columns,
+    propose_features,
+    read_profiles,
+    read_table_of_features,
+)
 from scbd.data._readers import has_mask_word, read_crops
+from scbd.data._tables import is_table, read_first_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -108,10 +115,13 @@ def open_cells(
     """
     where = {name: value for name, value in (("layer", layer), ("obsm_key", obsm_key)) if value is not None}
     kind = detect_kind(path)
-    if kind.name in _KINDS_OF_CROPS:
+    is_feature_table = kind.name in _KINDS_OF_TABLES or (
+        kind.name == "image_table" and features is not FEATURE_PREFIXES
+    )
+    if kind.name in _KINDS_OF_CROPS and not is_feature_table:
         msg = f"{path} is {kind.about}: make a screen of it first, {_conversion_command(path, kind)}."
         raise ValueError(msg)
-    if kind.name not in _KINDS_OF_TABLES:
+    if not is_feature_table:
         if features is not FEATURE_PREFIXES or missing != "median":
             msg = f"{path} is not a table of features: remove features and missing."
             raise ValueError(msg)
@@ -167,8 +177,8 @@ def describe_path(path: str | os.PathLike[str], *, image_key: str = IMAGE_KEY) -
 
 
 def _describe_table(path: str | os.PathLike[str]) -> Iterator[str]:
-    first_rows = read_first_rows(path) if is_table(path) else pd.DataFrame()
-    words = _propose_features(first_rows)
+    first_rows = read_first_rows(path) if is_table(path) else pd.DataFrame(columns=[])
+    words = propose_features(first_rows)
     table = read_table_of_features(path, features=words) if words else read_table_of_features(path)
     yield _describe_features(len(table.obs), table.names.tolist())
     if counts := [name for name in table.names if _COUNT_FEATURE.search(str(name).replace("_", " "))]:
@@ -179,24 +189,15 @@ def _describe_table(path: str | os.PathLike[str]) -> Iterator[str]:
         columns = f"{format_count(len(unused), 'column')} of numbers"
         how = "; to take them, add their names, or what they begin with, to --features" if words else ""
         yield f"Not taken as features: {columns} ({join_first(unused, _MAX_LISTED_COLUMNS if words else 5)}){how}."
+    places = find_position_columns(table.obs)
+    if absent := [key for key in ("plate", "well") if key not in places and SOURCE_COLUMN not in table.obs]:
+        columns = ", ".join(f"Metadata_{key.capitalize()}=…" for key in absent)
+        yield (
+            f"The table has no column of {' and '.join(f'{key}s' for key in absent)}. If you know them, add them with "
+            f"pandas, table.assign({columns}), save the table, and inspect it again."
+        )
     named = f" --features {shlex.join(words)}" if words else ""
     yield from _describe_labels_of_features(table.obs, values, f"{_quote_word(path)}{named}", "the table")
-
-
-def _propose_features(first_rows: pd.DataFrame) -> list[str]:
-    """Propose values for the option ``--features``: prefixes that the names of numeric columns of a table share.
-
-    If a column that is not numeric has the same prefix, the full names of the numeric columns are returned instead of
-    the prefix. The list is empty if columns have CellProfiler's names, because these are taken as features by default.
-    """
-    if any(str(name).startswith(FEATURE_PREFIXES) for name in first_rows):
-        return []
-    others = list(map(str, first_rows.select_dtypes(exclude="number")))
-    return [
-        part
-        for word, names in number_beginnings(first_rows).items()
-        for part in (names if any(other.startswith(word) for other in others) else [word])
-    ]
 
 
 def _describe_features(n: int, names: Sequence[str]) -> str:

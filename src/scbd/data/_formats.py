@@ -1,39 +1,39 @@
-"""Detection of the kind of data that a file or folder holds, and readers of tables."""
+"""Detection of the kind of data that a file or folder holds."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import zipfile
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import pandas as pd
-
 from scbd._shared.files import check_file, existing_path, local_path
+from scbd._shared.numeric_tables import is_number_dtype
+from scbd.data._tables import (
+    COMPRESSIONS,
+    N_HEAD_ROWS,
+    is_partitioned_table,
+    is_table,
+    read_first_rows,
+    read_table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import pandas as pd
+
+# Default prefixes of the names of feature columns. "Cells_", "Cytoplasm_" and "Nuclei_" are the compartments of
+# CellProfiler. "feature_" is the prefix that this package adds to the numbered features of DeepProfiler.
+FEATURE_PREFIXES = ("Cells_", "Cytoplasm_", "Nuclei_", "feature_")
 # name of the column that states from which file each row was read, if a table is read from several files
 SOURCE_COLUMN = "source"
 IMAGE_ENDINGS = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")
 HDF5_ENDINGS = (".h5ad", ".h5sc", ".h5", ".hdf5")
 _SQLITE_ENDINGS = (".sqlite", ".sqlite3", ".db")
 _ZARR_FILES = ("zarr.json", ".zattrs", ".zgroup", ".zarray")
-_SEPARATORS = {".csv": ",", ".tsv": "\t", ".csv.gz": ",", ".tsv.gz": "\t"}
-TABLE_ENDINGS = (*_SEPARATORS, ".parquet")
-# number of rows at the top of a table that are read to detect what the table holds, such as features
-_N_HEAD_ROWS = 5
-# Columns that hold numbers with leading zeros, such as plate 0012, are read as text. Such columns are found by a search
-# of the rows at the top of a table.
-# _N_SEARCHED_ROWS: number of rows that are searched when a whole table is read.
-# _N_SEARCHED_OF_HEAD: number of rows that are searched when only the first rows of a table are read.
-_N_SEARCHED_ROWS, _N_SEARCHED_OF_HEAD = 1_000, 100
-_LEADING_ZERO = re.compile(r"^0\d+$", re.MULTILINE)
 # names of folders that macOS adds to archives; they hold no data
 _IGNORED_FOLDERS = ("__MACOSX",)
 
@@ -127,13 +127,20 @@ def _detect_file_kind(path: Path) -> str:
 def _detect_table_kind(path: Path) -> str:
     """Return the name of the kind of data that a table holds, from its first rows.
 
-    A table holds output of CellProfiler, the names of image files, or features.
+    A table holds output of CellProfiler; features, if numeric columns begin with one of :data:`FEATURE_PREFIXES`, even
+    next to names of image files; names of image files; or features of other names.
     """
-    first_rows = read_first_rows(path)
-    columns = set(map(str, first_rows))
-    if "ImageNumber" in columns and ("ObjectNumber" in columns or path.stem.endswith("Image")):
+    # only columns with the default prefixes are tested for numbers, since there may be thousands of columns
+    first_rows = read_table(path, begin_like_features, N_HEAD_ROWS).frame
+    if "ImageNumber" in first_rows and ("ObjectNumber" in first_rows or path.stem.endswith("Image")):
         return "cellprofiler_table"
-    return "image_table" if _image_columns(first_rows) else "profiles"
+    has_features = any(is_number_dtype(first_rows[name].dtype) for name in begin_like_features(list(first_rows)))
+    return "image_table" if _image_columns(first_rows) and not has_features else "profiles"
+
+
+def begin_like_features(names: Sequence[str]) -> list[str]:
+    """Return the names of columns that begin with one of :data:`FEATURE_PREFIXES`."""
+    return [name for name in names if name.startswith(FEATURE_PREFIXES)]
 
 
 def image_columns(path: str | os.PathLike[str]) -> list[str]:
@@ -143,9 +150,8 @@ def image_columns(path: str | os.PathLike[str]) -> list[str]:
 
 def _image_columns(first_rows: pd.DataFrame) -> list[str]:
     """Return the columns of a table in which any value ends like the name of an image file, such as ``.png``."""
-    text = first_rows.select_dtypes(exclude=["number", "bool"]).astype(str)
-    names_images = text.map(lambda value: str(value).lower().endswith(IMAGE_ENDINGS)).any()
-    return [str(column) for column in text.columns[names_images.to_numpy(bool)]]
+    text = first_rows.select_dtypes(exclude=["number", "bool"])
+    return [name for name in text if any(str(value).lower().endswith(IMAGE_ENDINGS) for value in text[name])]
 
 
 def _detect_folder_kind(path: Path) -> str:
@@ -203,166 +209,11 @@ def _has_deepprofiler_features(path: Path) -> bool:
         return "features.npy" in archive.namelist()
 
 
-def is_table(path: str | os.PathLike[str]) -> bool:
-    """Return whether the name of a file ends like that of a table, such as ``.csv`` or ``.parquet``."""
-    return str(path).lower().endswith(TABLE_ENDINGS)
-
-
-def is_partitioned_table(path: Path) -> bool:
-    """Return whether a folder holds a single table that is split into several files.
-
-    The name of such a folder ends with ``.parquet``, or its subfolders are named by a column and its value, such as
-    ``plate=P1``.
-    """
-    return path.is_dir() and (path.suffix.lower() == ".parquet" or any(path.glob("*=*/")))
-
-
 def list_tables(path: Path) -> list[Path]:
     """Return the paths of all tables in a folder of tables. For any other path, return a list of only this path."""
     if not path.is_dir() or is_partitioned_table(path) or detect_kind(path).name != "tables":
         return [path]
     return [Path(place, name) for place, names in walk_folders(path) for name in names if is_table(name)]
-
-
-def read_table_file(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read a table from a file, or from a folder of parts as written by Spark and pandas.
-
-    A column of a ``.csv`` or ``.tsv`` file is read as text if one of its first 1,000 values is a number with leading
-    zeros, such as plate ``0012``. In columns of text, words such as ``None`` and ``NA`` are kept as text, and only
-    empty fields are missing values.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file does not exist.
-    ImportError
-        If the table is in Parquet format and pyarrow is not installed.
-    ValueError
-        If the file is not a table, is not encoded as UTF-8, has a separator other than commas (tabs for ``.tsv``), has
-        two header rows, is empty, or is truncated.
-    """
-    return _read_table_of_kind(path, None)
-
-
-def read_first_rows(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read only the first five rows of a table; errors are those of :func:`read_table_file`."""
-    return _read_table_of_kind(path, _N_HEAD_ROWS)
-
-
-def _read_table_of_kind(path: str | os.PathLike[str], n_rows: int | None) -> pd.DataFrame:
-    """Read a table from a text or Parquet file; if ``n_rows`` is given, read only its first ``n_rows`` rows."""
-    where = local_path(path)
-    if not (is_table(where) or is_partitioned_table(where)):
-        msg = f"{where} is no table: give one of {', '.join(TABLE_ENDINGS)}."
-        raise ValueError(msg)
-    if not is_partitioned_table(where):
-        check_file(where)
-    try:
-        if where.suffix.lower() == ".parquet" or is_partitioned_table(where):
-            return _read_parquet(where, n_rows)
-        name = where.name.lower()
-        separator = next(mark for ending, mark in _SEPARATORS.items() if name.endswith(ending))
-        n_searched = _N_SEARCHED_ROWS if n_rows is None else _N_SEARCHED_OF_HEAD
-        rows = pd.read_csv(where, sep=separator, nrows=n_searched, dtype=str, keep_default_na=False)
-        as_text = dict.fromkeys(_columns_with_leading_zeros(rows), str)
-        table = pd.read_csv(where, sep=separator, nrows=n_rows, low_memory=False, dtype=as_text)
-        table = _restore_words(table, where, separator, n_rows)
-    except UnicodeDecodeError as error:
-        msg = (
-            f"{where} is text of another encoding than UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8. "
-            "pandas reads it with encoding='cp1252', or 'utf-16' where a spreadsheet wrote Unicode text."
-        )
-        raise ValueError(msg) from error
-    except (OSError, EOFError, ValueError) as error:
-        msg = f"{where} cannot be read as a table, is empty, or truncated ({error})."
-        raise ValueError(msg) from error
-    if rows.shape[1] == 1 and (other := next((mark for mark in ";\t|," if mark in rows.columns[0]), None)):
-        msg = (
-            f"{where} is separated by {other!r}: pandas reads it with sep={other!r} (and decimal=',', if numbers are "
-            "written so); save it with commas, or tabs as .tsv."
-        )
-        raise ValueError(msg)
-    if _has_two_rows_of_names(rows):
-        msg = (
-            f"{where} has two rows of names: make one of them, table = pandas.read_csv(…, header=[0, 1]), "
-            "table.columns = ['_'.join(name) for name in table.columns], and save it again."
-        )
-        raise ValueError(msg)
-    return table
-
-
-def _read_parquet(path: Path, n_rows: int | None) -> pd.DataFrame:
-    """Read a table in Parquet format. Of a single file, read only the first ``n_rows`` rows, if this is given.
-
-    A folder of Parquet files is always read completely.
-    """
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        msg = f"{path} is read by pyarrow: pip install pyarrow, or save the table as .csv."
-        raise ImportError(msg) from error
-    if n_rows is None or path.is_dir():
-        return pd.read_parquet(path)
-    with pyarrow.parquet.ParquetFile(path) as file:
-        return next(file.iter_batches(n_rows), file.schema_arrow.empty_table()).to_pandas()
-
-
-def _columns_with_leading_zeros(rows: pd.DataFrame) -> list[str]:
-    """Return the columns of a table that hold numbers with leading zeros, such as ``0012``.
-
-    Such numbers are names, for example of plates and wells. Without the zeros, different names could become equal.
-    """
-    # Join all values of a column, which are text, and search them once. This is a hundred times faster than one search
-    # per value.
-    return [name for name in rows if _LEADING_ZERO.search("\n".join(rows[name]))]
-
-
-def _restore_words(table: pd.DataFrame, path: Path, separator: str, n_rows: int | None) -> pd.DataFrame:
-    """Restore words in the text columns of a table, such as ``None``, that pandas has replaced by missing values.
-
-    Parameters
-    ----------
-    table
-        Table that pandas has read from ``path``. Its columns are replaced in place.
-    path
-        File of the table, which is read again.
-    separator
-        Separator of the columns in the file.
-    n_rows
-        Number of rows of the file that were read. `None`: all rows.
-    """
-    is_missing, kinds = table.isna(), table.dtypes
-    places = [
-        place
-        for place in np.flatnonzero(is_missing.any())
-        if kinds.iloc[place].kind == "O" or is_missing.iloc[:, place].all()
-    ]
-    if places:
-        how = {"keep_default_na": False, "na_values": [""], "dtype": str}
-        text = pd.read_csv(path, sep=separator, nrows=n_rows, usecols=places, **how)
-        for place, (_, words) in zip(places, text.items(), strict=True):
-            # a column without values stays numeric, since the same column may hold numbers in other files
-            if words.notna().any():
-                table[table.columns[place]] = words
-    return table
-
-
-def _has_two_rows_of_names(rows: pd.DataFrame) -> bool:
-    """Return whether a table has a second row of column names below its header.
-
-    This is assumed if at least half of the columns (and at least two) have a word in their first row and only numbers
-    below it.
-    """
-    if len(rows) < 2:
-        return False
-    first, below, least = rows.iloc[0], rows.iloc[1:], max(2, rows.shape[1] / 2)
-    is_word = pd.to_numeric(first, errors="coerce").isna() & (first != "")
-    # in nearly all tables, the first row holds few words, and no column need be converted to numbers
-    if is_word.sum() < least:
-        return False
-    is_number = below.apply(lambda column: pd.to_numeric(column, errors="coerce")).notna()
-    words_above = is_word & (is_number | (below == "")).all() & is_number.any()
-    return int(words_above.sum()) >= least
 
 
 def walk_folders(folder: str | os.PathLike[str], above: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:
@@ -409,7 +260,7 @@ def unique_file_names(plates: Sequence[str], taken: set[str]) -> list[str]:
         Names that are already in use for other files.
     """
     paths = [local_path(plate) for plate in plates]
-    stems = [Path(path.name.removesuffix(".gz")).stem for path in paths]
+    stems = [path.with_suffix("").stem if path.suffix.lower() in COMPRESSIONS else path.stem for path in paths]
     depth = max(len(path.parts) for path in paths)
     for names in [stems, *(["/".join(path.parts[-n:]) for path in paths] for n in range(1, depth + 1))]:
         if len({*names, *taken}) == len(names) + len(taken):

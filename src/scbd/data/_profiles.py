@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+import warnings
 import zipfile
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -17,16 +19,26 @@ from scbd._shared.checks import check_choice, format_count, inflect, join_first
 from scbd._shared.files import check_plates_distinct, local_path
 from scbd._shared.labels import label_text
 from scbd._shared.messages import warn_user
-from scbd._shared.numeric_tables import is_number_dtype, parse_numbers
+from scbd._shared.numeric_tables import is_number_dtype, is_sparse, parse_numbers
 from scbd.data._formats import (
+    FEATURE_PREFIXES,
     SOURCE_COLUMN,
     describe_reader,
     detect_kind,
     list_tables,
-    read_table_file,
     unique_file_names,
 )
 from scbd.data._hdf5_source import open_h5
+from scbd.data._tables import (
+    Table,
+    detect_encoding,
+    is_table,
+    log_columns,
+    read_first_rows,
+    read_table,
+    read_table_file,
+    settle_types,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,9 +49,6 @@ logger = logging.getLogger(__name__)
 
 Missing: TypeAlias = Literal["drop", "median", "keep"]
 
-# Default prefixes of the names of feature columns. "Cells_", "Cytoplasm_" and "Nuclei_" are the compartments of
-# CellProfiler. "feature_" is the prefix that this package adds to the numbered features of DeepProfiler.
-FEATURE_PREFIXES = ("Cells_", "Cytoplasm_", "Nuclei_", "feature_")
 # Pattern of the prefixes, such as "Metadata_", that names of plate, well and site columns may have. The prefix "foci_"
 # stands for the barcode spots of pooled screens.
 _COLUMN_PREFIX = r"^(image_)?(metadata_)?(foci_)?"
@@ -58,7 +67,6 @@ _POSITION_COLUMNS = {
     "site": ("site", "field", "fov"),
 }
 _WELL = re.compile(r"^([A-Za-z]{1,2})[ -]*0*(\d+)$")
-_ROW_NUMBERS = re.compile(r"^Unnamed: \d+$")
 # Maximum fraction of missing values with which a feature or a row is kept. Features and rows with a larger fraction are
 # excluded.
 _MAX_MISSING_FRACTION = 0.5
@@ -76,25 +84,26 @@ def read_profiles(
 ) -> anndata.AnnData:
     """Read features of cells or wells, as written by pycytominer, CytoTable, DeepProfiler and others.
 
-    A column is a feature if its name begins with one of the prefixes in ``features``. Columns whose name indicates a
-    position, bounding box, number or parent of an object are not features. All columns that are not features become
-    columns of ``obs``. Constant features are kept; :meth:`~scbd.SCBDModel.setup_anndata` later excludes them with a
-    warning.
+    A column is a feature if ``features`` names it or its prefix. With the default prefixes, columns whose name
+    indicates a position, bounding box, number or parent of an object are not features. All columns that are not
+    features become columns of ``obs``. The user guide explains :doc:`how tables are read </user_guide/data>`. Constant
+    features are kept; :meth:`~scbd.SCBDModel.setup_anndata` later excludes them with a warning.
 
     Parameters
     ----------
     path
         One of the following, or a list of several, which are concatenated:
 
-        - ``.parquet``, ``.csv``, ``.tsv`` (also ``.csv.gz``, ``.tsv.gz``): a table with one row per cell or well;
+        - ``.parquet``, ``.csv``, ``.tsv`` (also packed, such as ``.csv.gz``): a table with one row per cell or well;
         - a folder of such tables;
         - ``.h5ad`` or ``.zarr``: an AnnData with features in ``X``;
         - ``.npz`` of DeepProfiler, or the folder that contains such files in folders named by plate and well.
 
         If several files are read and no column names the plate, ``obs["source"]`` holds the name of each row's file.
     features
-        Prefixes of the names of features, or whole names. Default: CellProfiler's compartments ``Cells_``,
-        ``Cytoplasm_`` and ``Nuclei_``, and ``feature_``, the prefix that features of DeepProfiler get.
+        Names of features, their prefixes, or ranges of columns: ``"0:63"`` names all columns from ``0`` to ``63``, in
+        the order of the table. The name of a column names only this column. Default: CellProfiler's compartments
+        ``Cells_``, ``Cytoplasm_`` and ``Nuclei_``, and ``feature_``, the prefix that features of DeepProfiler get.
     table
         Further columns for ``obs``, such as a plate map: a data frame or a file. None of its columns becomes a feature.
     on
@@ -106,7 +115,8 @@ def read_profiles(
         Treatment of missing values. Infinite values, and text in a column of numbers, count as missing. ``"drop"`` and
         ``"median"`` (the default) first exclude, in this order:
 
-        1. features that have no value in a whole plate or file;
+        1. rows without any value, for example all rows of a plate that was not measured; then features that have no
+           value in one of the remaining plates or files;
         2. rows that lack all features of one of the prefixes in ``features``, for example the row of a nucleus without
            a cell, which lacks all features ``Cells_…`` (a prefix of a single feature is ignored);
         3. features that lack more than half of their values, and then rows that lack more than half of the remaining
@@ -130,15 +140,16 @@ def read_profiles(
         If at least half of the values of a feature are not numbers.
     ValueError
         If a file is of a kind that this function does not read, is truncated, has no feature, or has two columns with
-        the same name. If ``table`` has several rows for one well (or another key), no row for a cell or well with
-        features, or a column that ``obs`` has, too, but with different values.
+        the same name and different values. If two files hold the same wells or cells, such as raw and normalised
+        profiles of one plate. If ``table`` has several rows for one well (or another key), no row for a cell or well
+        with features, or a column that ``obs`` has, too, but with different values.
 
     Warns
     -----
     UserWarning
         If features, rows, empty files or columns that hold lists are excluded, or if missing values are replaced. The
         message states how many, and names plates and files of which all rows are excluded. A warning is also raised if
-        most numeric columns are not features.
+        most numeric columns are not features, or if features that ``features`` names are named like positions.
 
     References
     ----------
@@ -189,42 +200,68 @@ def read_table_of_features(
     check_choice("missing", missing, Missing)
     paths = _list_files(path)
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {format_count(len(paths) - 1, 'other')}"
-    read = {one: _read_file(one) for one in paths if not _is_empty(one)}
-    without = [one for one in paths if one not in read or read[one][0].empty]
-    if len(without) == len(paths):
+    entries = [features] if isinstance(features, str) else list(features)
+    is_default = features is FEATURE_PREFIXES
+    read = {one: _read_file(one, entries, is_default) for one in paths if not _is_empty(one)}
+    lacking = {"row": [one for one in paths if one not in read or not len(read[one].table.frame)]}
+    if len(lacking["row"]) == len(paths):
         msg = f"{where} has no row: there is nothing to read."
         raise ValueError(msg)
-    have = inflect(len(without), "has", "have")
-    said = [f"{len(without)} of {len(paths)} files {have} no row ({join_first(without)})"] if without else []
-    read = {one: part for one, part in read.items() if one not in without}
-    found = pd.concat([frame for frame, _ in read.values()], ignore_index=len(read) > 1)
-    beginnings = (features,) if isinstance(features, str) else tuple(features)
-    known = {name for _, names in read.values() for name in names}
-    names, about = _select_features(found, beginnings, known, where)
-    if about:
+    lacking["feature"] = [one for one in read if one not in lacking["row"] and not read[one].features]
+    if len(lacking["feature"]) + len(lacking["row"]) == len(paths):
+        first = lacking["feature"][0]
+        raise ValueError(_describe_lack_of_features(first, read[first].about, entries))
+    read = {one: part for one, part in read.items() if one not in [*lacking["row"], *lacking["feature"]]}
+    said = [
+        f"{len(files)} of {len(paths)} files {inflect(len(files), 'has', 'have')} no {what} ({join_first(files)})"
+        for what, files in lacking.items()
+        if files
+    ]
+    tables = [part.table for part in read.values()]
+    found = pd.concat([table.frame for table in tables], ignore_index=len(read) > 1)
+    chosen = {name for part in read.values() for name in part.features}
+    names = [name for name in found if name in chosen]
+    if about := list(dict.fromkeys(name for part in read.values() for name in part.about)):
         columns = inflect(
             len(about),
-            "column named like a position, box or number of an object goes",
-            "columns named like positions, boxes or numbers of objects go",
+            "column named like a position, box or number of an object",
+            "columns named like positions, boxes or numbers of objects",
         )
-        said.append(f"{len(about)} {columns} to obs ({join_first(about)})")
+        goes = (
+            inflect(len(about), "goes to obs", "go to obs")
+            if is_default
+            else inflect(len(about), "is a feature, as given", "are features, as given")
+        )
+        said.append(f"{len(about)} {columns} {goes} ({join_first(about, 20)})")
     obs = found.drop(columns=names)
-    if features is FEATURE_PREFIXES and not known:
+    obs = settle_types(obs, [name for name in obs if all(name in one.spelled for one in tables if name in one.frame)])
+    if not obs.index.is_unique:
+        obs = obs.reset_index(drop=True)
+    if is_default and chosen <= {name for name in names if name.startswith(FEATURE_PREFIXES)}:
         said += _warn_of_other_numbers(obs, names, about)
     obs = _drop_lists(obs, said)
-    lengths = [len(frame) for frame, _ in read.values()]
-    if len(read) > 1 and not {"plate", SOURCE_COLUMN} & {*_position_columns(obs), *obs}:
-        obs[SOURCE_COLUMN] = np.repeat(np.array(unique_file_names([*map(str, read)], set()), dtype=object), lengths)
+    lengths = [len(table.frame) for table in tables]
+    file_of = np.repeat(np.array(list(map(str, read)), dtype=object), lengths)
+    if len(read) > 1:
+        _check_rows_distinct(obs, file_of, tables)
+        if not {"plate", SOURCE_COLUMN} & {*find_position_columns(obs), *obs}:
+            obs[SOURCE_COLUMN] = np.repeat(np.array(unique_file_names([*map(str, read)], set()), dtype=object), lengths)
     if table is not None:
         obs = _join_table(obs, table if isinstance(table, pd.DataFrame) else read_table_file(table), on, where)
-    logger.info("%s: %d features; in obs: %s.", where, len(names), join_first(obs.columns, 20))
-    groups = {str(column): obs[column].to_numpy() for column in obs if _PLATE.search(str(column))}
+    log_columns(where, obs, list(dict.fromkeys(name for one in tables for name in one.dropped)), len(names))
+    groups = {column: obs[column] for column in obs if _PLATE.search(column)}
+    for column, plates in groups.items():
+        if plates.isna().any():
+            said.append(
+                f"{format_count(plates.isna().sum(), 'row')} {inflect(plates.isna().sum(), 'has', 'have')} no {column}"
+            )
     if len(read) > 1:
-        groups["file"] = np.repeat(np.array(list(map(str, read)), dtype=object), lengths)
-    values = _feature_values(found, names, where, said)
+        groups["file"] = pd.Series(file_of, obs.index)
+    values = _feature_values(found, names, where, said, {one: part.table for one, part in read.items()})
     rows, kept = np.ones(len(values), dtype=bool), np.ones(len(names), dtype=bool)
     if missing != "keep":
-        rows, kept = _handle_missing(values, pd.Index(names), missing, where, groups, beginnings, said)
+        blocks = {entry: pd.Index(names).isin(_named_columns(names, entry)) for entry in entries}
+        rows, kept = _handle_missing(values, pd.Index(names), missing, where, groups, blocks, said)
     if said:
         warn_user(f"{where}: {'; '.join(said)}.")
     return FeatureTable(values[np.ix_(rows, kept)], np.array(names, dtype=object)[kept], _to_storable(obs[rows]))
@@ -258,96 +295,133 @@ def _is_empty(path: Path) -> bool:
     return path.is_file() and not path.stat().st_size
 
 
-def _read_file(path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """Read a file of features into a table with one row per cell or well.
+class _Part(NamedTuple):
+    """Content of one file of features."""
 
-    Returns
-    -------
-    The table, and the names of columns that are features whatever their prefix (the columns of ``X``, if the file is an
-    AnnData).
-    """
-    kind = detect_kind(path)
-    if kind.name in ("profiles", "image_table", "tables"):
-        table = _drop_row_numbers(read_table_file(path).rename(columns=str))
-        # a named index holds data, and its levels become columns; an index without a name only names the rows
-        return (table if table.index.names == [None] else table.reset_index(allow_duplicates=True)), []
-    if kind.name == "anndata":
-        import anndata
-
-        if path.is_file():
-            open_h5(path).close()  # a damaged file raises a clear error here
-        cells = (anndata.read_zarr if path.is_dir() else anndata.read_h5ad)(path)
-        return cells.obs.join(cells.to_df()), cells.var_names.tolist()
-    if kind.name == "deepprofiler":
-        return _read_deepprofiler(path), []
-    raise ValueError(describe_reader(path, kind))
+    table: Table
+    features: list[str]
+    about: list[str]
+    """Columns that begin like features, and are named like a position, box, number or parent of an object."""
 
 
-def _select_features(
-    table: pd.DataFrame, beginnings: tuple[str, ...], known: set[str], where: str
-) -> tuple[list[str], list[str]]:
-    """Select the columns of a table that are features.
+def _read_file(path: Path, entries: Sequence[str], is_default: bool) -> _Part:
+    """Read a file of features, with one row per cell or well.
 
     Parameters
     ----------
-    table
-        Table with one row per cell or well.
-    beginnings
-        Prefixes of the names of features.
-    known
-        Names of columns that are features whatever their prefix.
-    where
-        Name of the table in errors.
-
-    Returns
-    -------
-    Names of the features; and names of the columns that have the prefix of a feature but are not features, because
-    their name indicates a position, box, number or parent of an object.
-
-    Raises
-    ------
-    ValueError
-        If no column is a feature, or if two columns have the same name.
+    path
+        File, or folder of an AnnData, of DeepProfiler or of a partitioned table.
+    entries
+        Names or prefixes of features. Of an AnnData, all columns of ``X`` are features.
+    is_default
+        Whether the user named no features. Only then, columns named like positions of objects are not features.
     """
-    if not table.columns.is_unique:
+    kind = detect_kind(path)
+    if kind.name == "anndata":
+        return _read_anndata(path)
+
+    def choose_features(names: Sequence[str]) -> tuple[list[str], list[str]]:
+        named = {name for entry in entries for name in _named_columns(names, entry)}
+        by_prefix = named.difference(entries)
+        about = [name for name in names if name in by_prefix and _NOT_A_MEASUREMENT.search(name)]
+        excluded = set(about) if is_default else set()
+        return [name for name in names if name in named and name not in excluded], about
+
+    if kind.name in ("profiles", "image_table", "tables"):
+        table = read_table(path, lambda names: choose_features(names)[0])
+    elif kind.name == "deepprofiler":
+        table = Table(_read_deepprofiler(path), [], [], None)
+    else:
+        raise ValueError(describe_reader(path, kind))
+    return _Part(table, *choose_features(list(table.frame)))
+
+
+def _named_columns(names: Sequence[str], entry: str) -> list[str]:
+    """Return the columns that a user names by a whole name, a prefix, or the first and the last column, ``"0:63"``."""
+    begun = [name for name in names if name.startswith(entry)]
+    if entry in begun:
+        return [entry]
+    first, _, last = entry.partition(":")
+    if not begun and first in names and last in names:
+        return list(names[names.index(first) : names.index(last) + 1])
+    return begun
+
+
+def _read_anndata(path: Path) -> _Part:
+    """Read ``obs`` and ``X`` of an AnnData; row i of one is row i of the other, whatever the names of rows."""
+    import anndata
+
+    if path.is_file():
+        open_h5(path).close()  # a damaged file raises a clear error here
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(Observation|Variable) names are not unique")
+        cells = (anndata.read_zarr if path.is_dir() else anndata.read_h5ad)(path)
+    obs = cells.obs.rename(columns=str)
+    if cells.X is None:
+        msg = f"{path} has no X, which holds the features: write it with AnnData(X=features, obs=…)."
+        raise ValueError(msg)
+    if repeated := [*cells.var_names[cells.var_names.duplicated()], *cells.var_names.intersection(obs.columns)]:
         msg = (
-            f"{where} has columns whose name is there twice ({join_first(table.columns[table.columns.duplicated()])})."
+            f"{path} has several columns of one name in X and obs ({join_first(repeated)}): rename or drop one of each."
         )
         raise ValueError(msg)
-    begun = [name for name in table if name in known or str(name).startswith(beginnings)]
-    about = [name for name in begun if name not in (*known, *beginnings) and _NOT_A_MEASUREMENT.search(str(name))]
-    features = [name for name in begun if name not in set(about)]
-    if not features:
-        numbers = [f"{start!r} ({len(names)})" for start, names in number_beginnings(table).items()]
-        lists = [name for name in table if _holds_lists(table[name])]
-        msg = (
-            f"{where} has no feature, which is a column that begins with {' or '.join(beginnings)}; it has: "
-            f"{join_first(table.columns, 8)}. Name features, or how they begin, with features=…"
-            + (f"; most numbers begin with {join_first(numbers)}" if numbers else "")
-            + (f". {_advice_on_lists(lists[0])}" if lists else "")
-            + "."
-        )
-        raise ValueError(msg)
-    return features, about
+    values = pd.DataFrame(cells.X.toarray() if is_sparse(cells.X) else cells.X, columns=cells.var_names)
+    frame = pd.concat([obs.reset_index(drop=True), values], axis=1).set_axis(obs.index)
+    return _Part(Table(frame, [], [], None), cells.var_names.tolist(), [])
 
 
-def number_beginnings(table: pd.DataFrame) -> dict[str, list[str]]:
-    """Group the numeric columns of a table by the first word of their name, and return groups of three or more columns.
+def _describe_lack_of_features(path: Path, about: Sequence[str], entries: Sequence[str]) -> str:
+    """Return a message about a file without the features that are wanted, with advice on how to name its features."""
+    table = read_first_rows(path) if is_table(path) else pd.DataFrame(columns=[])
+    proposed = propose_features(table)
+    lists = [name for name in table if _holds_lists(table[name])]
+    encoding = detect_encoding(path) if path.is_file() else "utf-8"
+    read_as = "" if encoding == "utf-8" else f" (read in the encoding {encoding.upper()})"
+    return (
+        f"{path}{read_as} has no feature, which is a column that begins with {' or '.join(entries)}; it has: "
+        f"{join_first(table.columns, 8)}. Name features, or how they begin, with features=…"
+        + (f", such as features={proposed[:5]}" if proposed else "")
+        + (f"; {join_first(about)} are named like positions or numbers of objects" if about else "")
+        + (f". {_advice_on_lists(lists[0])}" if lists else "")
+        + "."
+    )
 
-    Columns whose name indicates a position, bounding box, number or parent of an object are ignored, as are columns
-    whose name begins with "Metadata".
 
-    Returns
-    -------
-    Dictionary from the first word to the names of the columns, sorted from the largest to the smallest group.
+def propose_features(first_rows: pd.DataFrame) -> list[str]:
+    """Propose values of ``features`` for a table: prefixes of numeric columns, or first and last column of a range.
+
+    A prefix is the first word of the names of three or more numeric columns. A range is proposed in place of a prefix
+    that other columns have, too, and if most names do not share their first word, such as names of genes. Columns named
+    "Metadata…" or like positions are not proposed, unless all numeric columns are named like positions. The list is
+    empty if columns have CellProfiler's names, because these are taken as features by default.
     """
-    numbers = [name for name in map(str, table.select_dtypes("number")) if not _NOT_A_MEASUREMENT.search(name)]
+    names = first_rows.columns.tolist()
+    numbers = [name for name in first_rows.select_dtypes("number") if not name.lower().startswith("metadata")]
+    if any(name.startswith(FEATURE_PREFIXES) for name in names):
+        return []
+    numbers = [name for name in numbers if not _NOT_A_MEASUREMENT.search(name)] or numbers
     begun: dict[str, list[str]] = {}
     for name in numbers:
-        if (word := re.match(r"[A-Za-z]+", name)) and word[0].lower() != "metadata":
+        if word := re.match(r"[A-Za-z]+", name):
             begun.setdefault(word[0], []).append(name)
-    several = {word: names for word, names in begun.items() if len(names) >= 3}
-    return dict(sorted(several.items(), key=lambda item: -len(item[1])))
+    groups = dict(
+        sorted(((word, some) for word, some in begun.items() if len(some) >= 3), key=lambda one: -len(one[1]))
+    )
+    if 2 * sum(map(len, groups.values())) < len(numbers):
+        groups = {"": numbers}
+    others = set(names).difference(numbers)
+    return [
+        part
+        for word, some in groups.items()
+        for part in ([word] if word and not any(name.startswith(word) for name in others) else _ranges(names, some))
+    ]
+
+
+def _ranges(names: Sequence[str], chosen: Sequence[str]) -> list[str]:
+    """Return columns as ranges, ``"first:last"``, of columns that follow one another in a table."""
+    places = np.flatnonzero(np.isin(names, chosen))
+    runs = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
+    return [names[run[0]] if len(run) == 1 else f"{names[run[0]]}:{names[run[-1]]}" for run in runs]
 
 
 def _warn_of_other_numbers(obs: pd.DataFrame, features: Sequence[str], about: Sequence[str]) -> list[str]:
@@ -390,42 +464,86 @@ def _drop_lists(obs: pd.DataFrame, said: list[str]) -> pd.DataFrame:
     return obs.drop(columns=lists)
 
 
-def _drop_row_numbers(table: pd.DataFrame) -> pd.DataFrame:
-    """Drop a column without a name that holds the row numbers of a table.
+def _check_rows_distinct(obs: pd.DataFrame, file_of: np.ndarray, tables: Sequence[Table]) -> None:
+    """Raise ``ValueError`` if two files hold the same wells or cells, such as raw and normalised profiles of a plate.
 
-    ``DataFrame.to_csv`` writes such a column (``Unnamed: 0``) if the index of the table has no name.
+    Rows of two files are the same if they are equal in all labels that all files have, among them the plate. Parts of a
+    table of cells, which may share a well, have different numbers of cells in it.
     """
-    numbers = [name for name in table if _ROW_NUMBERS.match(name) and table[name].dtype.kind in "iu"]
-    return table.drop(columns=numbers)
+    common = [name for name in obs if all(name in table.frame for table in tables) and obs[name].dtype.kind != "f"]
+    if "plate" not in find_position_columns(obs[common]):
+        return
+    codes = pd.DataFrame({name: pd.factorize(_normalised_text(obs[name]))[0] for name in common})
+    row = codes.groupby(common, sort=False).ngroup().to_numpy()
+    counts = pd.Series(1, [row, file_of]).groupby(level=[0, 1], sort=False).sum().rename("n").reset_index()
+    counts.columns = ["row", "file", "n"]
+    shared = counts[counts.duplicated("row", keep=False)]
+    by_row = shared.groupby("row", sort=False)
+    same = by_row["n"].nunique() == 1
+    files = by_row["file"].agg(tuple)[same]
+    for pair, n in files.value_counts().items():
+        if 2 * n > min((counts["file"] == file).sum() for file in pair):
+            msg = (
+                f"{pair[0]} and {pair[1]} hold the same wells or cells ({format_count(n, 'row')}), perhaps raw and "
+                "normalised, and each would count as a replicate. Give only one of these files; if the rows are "
+                "different measurements, add a column that distinguishes them."
+            )
+            raise ValueError(msg)
 
 
-def _feature_values(table: pd.DataFrame, features: list[str], where: str, said: list[str]) -> np.ndarray:
+def _describe_place(row: int, tables: Mapping[Path, Table]) -> str:
+    """Return the line of a row in its text file, or its number in another file, with the name of the file."""
+    *before, _ = accumulate((len(table.frame) for table in tables.values()), initial=0)
+    path, start = next((path, start) for path, start in reversed([*zip(tables, before, strict=True)]) if start <= row)
+    lines = tables[path].lines
+    place = f"row {row - start}" if lines is None else f"line {lines[row - start]}"
+    return f"{place} of {path}" if len(tables) > 1 else place
+
+
+def _feature_values(
+    table: pd.DataFrame, features: list[str], where: str, said: list[str], tables: Mapping[Path, Table]
+) -> np.ndarray:
     """Return the values of the features, float32 ``(N, F)``; missing values, infinite values and text become NaN.
 
     Raises
     ------
     TypeError
         If at least half of the values of a feature that are not missing are text.
+    ValueError
+        If text stands in the first row of at least half of the features, and of each such feature only there.
     """
-    found, no_numbers, with_text = table[features], [], []
-    for place, name in enumerate(features):
-        if is_number_dtype(table[name].dtype):
-            continue
-        numbers, text = parse_numbers(table[name])
+    found, n_first = table[features], 0
+    no_numbers: dict[str, str] = {}
+    with_text: dict[str, str] = {}
+    for place in np.flatnonzero(~found.dtypes.map(is_number_dtype).to_numpy(bool)):
+        column = found.iloc[:, place]
+        numbers, is_text = parse_numbers(column)
         found.isetitem(place, numbers)
-        if 2 * text.sum() >= max(1, len(text) - np.count_nonzero(table[name].isna())):
-            no_numbers.append(name)
-        elif text.any():
-            with_text.append(f"{name} in {format_count(text.sum(), 'row')}, such as {table[name][text].iloc[0]!r}")
+        if not is_text.any():
+            continue
+        first = int(np.argmax(is_text))
+        n_first += first == 0 and is_text.sum() == 1 and np.isfinite(numbers).any()
+        is_none = 2 * is_text.sum() >= max(1, len(column) - np.count_nonzero(column.isna()))
+        (no_numbers if is_none else with_text)[features[place]] = (
+            f"{features[place]} in {format_count(is_text.sum(), 'row')}, such as {column.iloc[first]!r} in "
+            f"{_describe_place(first, tables)}"
+        )
+    if n_first >= max(2, len(features) / 2):
+        msg = (
+            f"{where} has words in the first row of values, where other rows have numbers: "
+            f"{join_first(with_text.values())}. These are units, or the second of two rows of names: remove this row, "
+            "or make one row of both, pandas.read_csv(…, header=[0, 1])."
+        )
+        raise ValueError(msg)
     if no_numbers:
-        first = table[no_numbers[0]]
-        what = _advice_on_lists(no_numbers[0]) if _holds_lists(first) else "name the others with features=…"
-        if first.astype(str).str.fullmatch(r"-?\d+,\d+").any():
-            what = "commas are decimal there, pandas.read_csv(…, decimal=',')"
-        msg = f"{where} has features that are no numbers ({join_first(sorted(no_numbers))}): {what}."
+        name = next(iter(no_numbers))
+        what = _advice_on_lists(name) if _holds_lists(table[name]) else "name the others with features=…"
+        if table[name].astype(str).str.fullmatch(r"-?\d[\d.]*(,\d+)+(\.\d+)?").any():
+            what = "commas are decimal there, or separate thousands: pandas.read_csv(…, decimal=','), or thousands=','"
+        msg = f"{where} has features that are no numbers ({join_first(no_numbers.values())}): {what}."
         raise TypeError(msg)
     if with_text:
-        said.append(f"text among numbers counts as missing ({join_first(sorted(with_text))})")
+        said.append(f"text among numbers counts as missing ({join_first(with_text.values())})")
     values = found.to_numpy(np.float32, copy=True, na_value=np.nan)  # copied, because a view may be read-only
     values[~np.isfinite(values)] = np.nan
     return values
@@ -436,8 +554,8 @@ def _handle_missing(
     features: pd.Index,
     missing: Missing,
     where: str,
-    groups: Mapping[str, np.ndarray],
-    beginnings: tuple[str, ...],
+    groups: Mapping[str, pd.Series],
+    blocks: Mapping[str, np.ndarray],
     said: list[str],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Select the rows (cells or wells) and features to keep, and replace missing values that remain.
@@ -454,11 +572,11 @@ def _handle_missing(
     where
         Name of the table in errors.
     groups
-        Plate of each row, and file of each row if several files are read, as one array ``(N,)`` each. A feature that
-        has no value in one of the plates or files is excluded.
-    beginnings
-        Prefixes of the names of features, one per compartment of the cell. Rows that lack all features of a compartment
-        are excluded.
+        Plate of each row, and file of each row if several files are read, with N values each. A feature that has no
+        value in one of the plates or files, of which other features have values, is excluded.
+    blocks
+        Masks ``(F,)`` of the features of each compartment of the cell, by the prefix of their names. Rows that lack all
+        features of a compartment are excluded.
     said
         List of warning texts, to which descriptions of all changes are appended.
 
@@ -472,44 +590,46 @@ def _handle_missing(
         If no row or no feature remains.
     """
     absent = np.isnan(values)
-    lacked = np.zeros(len(features), dtype=bool)
-    # a feature without any value on a plate is excluded, since it would otherwise exclude all rows of the plate
-    for names in groups.values():
-        for name in pd.unique(names):
-            lacked |= absent[names == name].all(axis=0)
     rows = np.ones(len(values), dtype=bool)
-    for beginning in beginnings:  # a nucleus without a cell lacks all features of the compartment Cells_
-        block = features.str.startswith(beginning) & ~lacked
-        incomplete = absent[:, block].all(axis=1) & rows
-        if block.sum() > 1 and incomplete.any() and not incomplete.all():
-            rows &= ~incomplete
-            n = incomplete.sum()
+
+    def exclude_rows(lacking: np.ndarray, what: str, advice: str = "") -> None:
+        nonlocal rows
+        lacking = lacking & rows
+        if n := int(lacking.sum()):
+            rows = rows & ~lacking
             have, are = inflect(n, "has", "have"), inflect(n, "is", "are")
-            said.append(f"{n:,} of {len(rows):,} rows {have} no value of {beginning}…, and {are} excluded")
-    kept = ~lacked & (absent[rows].mean(axis=0) <= _MAX_MISSING_FRACTION)
-    if not kept.all():
+            whole = {kind: pd.Series(rows).groupby(names.to_numpy()).any() for kind, names in groups.items()}
+            lost = [f"{kind} {join_first(there.index[~there])}" for kind, there in whole.items() if not there.all()]
+            among = f", among them all of {' and of '.join(lost)}" if lost else ""
+            said.append(f"{n:,} of {len(rows):,} rows {have} {what}, and {are} excluded{among}{advice}")
+
+    # rows of a plate that was not measured cost no feature
+    exclude_rows(absent.all(axis=1), "no value")
+    lacked, lacking_groups = np.zeros(len(features), dtype=bool), []
+    # a feature without any value on a plate is excluded, since it would otherwise exclude all rows of the plate
+    for kind, names in groups.items():
+        for name in names[rows].dropna().unique():
+            is_absent = absent[(names == name).to_numpy(bool, na_value=False) & rows].all(axis=0)
+            lacking_groups += [f"{kind} {name}"] if (is_absent & ~lacked).any() else []
+            lacked |= is_absent
+    for entry, block in blocks.items():  # a nucleus without a cell lacks all features of the compartment Cells_
+        block = block & ~lacked
+        incomplete = absent[:, block].all(axis=1)
+        if block.sum() > 1 and not incomplete[rows].all():
+            exclude_rows(incomplete, f"no value of {entry}…")
+    kept = ~lacked & (absent[rows].mean(axis=0) <= _MAX_MISSING_FRACTION if rows.any() else False)
+    if not kept.all() and rows.any():
         are = inflect((~kept).sum(), "is", "are")
         said.append(
             f"{(~kept).sum()} of {len(features)} features {are} missing in a whole plate or file or in more than "
             f"{_MAX_MISSING_FRACTION:.0%} of the rows, and {are} excluded ({join_first(features[~kept])})"
+            + (f": no value in {join_first(lacking_groups)}" if lacking_groups else "")
         )
     holes = absent[:, kept]
-    lacking = (
-        holes.any(axis=1) if missing == "drop" else holes.mean(axis=1) > _MAX_MISSING_FRACTION if kept.any() else ~rows
-    )
-    if (rows & lacking).any():
-        left = rows & ~lacking
-        whole = {kind: pd.Series(left).groupby(names).any() for kind, names in groups.items()}
-        lost = [f"{kind} {join_first(there.index[~there])}" for kind, there in whole.items() if not there.all()]
-        n = (rows & lacking).sum()
-        said.append(
-            f"{n:,} of {len(rows):,} rows {inflect(n, 'has', 'have')} "
-            + ("missing or infinite values" if missing == "drop" else "less than half of the values")
-            + f", and {inflect(n, 'is', 'are')} excluded"
-            + (f", among them all of {' and of '.join(lost)}" if lost else "")
-            + ("; missing='median' keeps them" if missing == "drop" else "")
-        )
-        rows = left
+    if missing == "drop":
+        exclude_rows(holes.any(axis=1), "missing or infinite values", "; missing='median' keeps them")
+    elif kept.any():
+        exclude_rows(holes.mean(axis=1) > _MAX_MISSING_FRACTION, "less than half of the values")
     if not (kept.any() and rows.any()):
         msg = (
             f"{where}: {'; '.join(said)}. No row or feature is left: read the table with missing='keep' to inspect it."
@@ -547,7 +667,7 @@ def _join_table(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] 
         If several rows of ``table`` have the same key, if a row of ``obs`` matches no row of ``table``, or if both
         tables have a column of the same name with different values.
     """
-    table = _drop_row_numbers(table.rename(columns=str))
+    table = table.rename(columns=str)
     keys = _join_columns(obs, table, on, where)
     names = ", ".join(keys.values())
     left, right = (
@@ -599,7 +719,7 @@ def _join_columns(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str
         keys = {name: name for name in ([on] if isinstance(on, str) else on)}
         absent = [name for name in keys if name not in obs or name not in table]
     else:
-        meant, theirs = _position_columns(obs), _position_columns(table)
+        meant, theirs = find_position_columns(obs), find_position_columns(table)
         keys = {meant[key]: theirs[key] for key in meant if key in theirs}
         absent = [] if keys else ["column of plates, wells or sites"]
     if absent:
@@ -611,7 +731,7 @@ def _join_columns(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str
     return keys
 
 
-def _position_columns(table: pd.DataFrame) -> dict[str, str]:
+def find_position_columns(table: pd.DataFrame) -> dict[str, str]:
     """Return the names of the plate, well and site columns of a table, by the keys "plate", "well" and "site".
 
     If the table lacks one of these columns, the dictionary lacks its key.

@@ -21,12 +21,13 @@ from scbd._shared.keys import CONTENT_KEY, IMAGE_KEY
 from scbd._shared.messages import warn_user
 from scbd._shared.progress import print_above_bar
 from scbd.data._channels import default_channel_names, log_excluded_masks, resolve_channels, taken_channels
-from scbd.data._formats import IMAGE_ENDINGS, describe_reader, detect_kind, image_columns, read_table_file, walk_folders
+from scbd.data._formats import IMAGE_ENDINGS, describe_reader, detect_kind, image_columns, walk_folders
 from scbd.data._hdf5_source import HDF5Source, memory_map_dataset, open_h5
 from scbd.data._image_files import FileSource, pad_or_crop, target_size
 from scbd.data._input_location import InputLocation
 from scbd.data._lmdb import LMDBSource, parse_keys, read_lmdb_keys
 from scbd.data._sources import ArraySource, allocate_output, select_columns
+from scbd.data._tables import read_table_file
 from scbd.data._zarr_source import ZarrSource
 
 if TYPE_CHECKING:
@@ -55,8 +56,6 @@ _MASK_WORD = re.compile(
     r"|(?<![a-z])((label|outline|overlay|contour|segmentation|annotation)s?|boundar(y|ies)|masked|segmented)(?![a-z])"
     r"|(?<![a-z])segm?(?![a-z0-9])"  # not the genes SEG1 and SEG2
 )
-# name that pandas gives to the first column of a file if the file states no name for the column
-_UNNAMED_COLUMN = "Unnamed: 0"
 
 
 @dataclass(frozen=True, eq=False)
@@ -566,8 +565,6 @@ def _load_table(table: str | os.PathLike[str] | pd.DataFrame) -> pd.DataFrame:
     if isinstance(table, pd.DataFrame):
         return table
     found = read_table_file(table)
-    if len(found.columns) and found.columns[0] == _UNNAMED_COLUMN:  # names of cells, written by obs.to_csv()
-        found = found.set_index(_UNNAMED_COLUMN).rename_axis(None)
     return found.set_axis(found.index.astype(str))
 
 
@@ -585,11 +582,29 @@ def _replace_table(crops: Crops, table: pd.DataFrame, kind: str) -> Crops:
     found, names = replace(crops, obs=table), crops.obs.index
     named = kind in ("anndata", "image_folder", "lmdb") or not _has_default_names(names)
     if not named:
+        _check_order(table.index, crops.name)
         return found
     # the author of a table may know the order of the cells in an AnnData, but not the order in which files of a folder
     # or keys of a database are listed
     ordered = kind not in ("image_folder", "lmdb")
     return replace(found, obs=_match_rows(names, table, crops.name, ordered=ordered))
+
+
+def _check_order(rows: pd.Index, path: str) -> None:
+    """Raise ``ValueError`` if the row numbers that were saved with a table are not in order, because it was sorted.
+
+    Increasing numbers, and tables that were put together, whose row numbers begin again, are in order.
+    """
+    if len(rows) and rows.astype(str).str.fullmatch(r"\d+").all():
+        numbers = rows.astype(str).astype(int).to_numpy()
+        steps = np.diff(numbers)
+        if not ((steps > 0).all() or ((steps == 1) | (numbers[1:] == numbers[0])).all()):
+            msg = (
+                f"The rows of the table are numbered {join_first(numbers)}, so they are probably not in the order of "
+                f"the images of {path}: sort them, table.sort_index(), or drop the numbers if rows are in the order "
+                "of the images, table.reset_index(drop=True)."
+            )
+            raise ValueError(msg)
 
 
 def _has_default_names(names: pd.Index) -> bool:

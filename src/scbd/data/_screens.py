@@ -184,7 +184,8 @@ def _open_features(group: Any, path: Any, layer: str | None, obsm_key: str | Non
         inside = [f"{name}/{key}" for name in ("layers", "obsm") if name in group for key in group[name]]
         msg = f"{path} has no {place} (its parts: {', '.join((['X'] if 'X' in group else []) + inside)})."
         raise KeyError(msg)
-    kind = group[place].attrs.get("encoding-type")
+    # anndata before 0.8 wrote dense arrays without a type
+    kind = group[place].attrs.get("encoding-type", "array" if hasattr(group[place], "shape") else None)
     if kind not in ("array", "dataframe"):
         msg = f"{place} of {path} is no dense array ({kind}): make it dense (toarray()), and write it again."
         raise ValueError(msg)

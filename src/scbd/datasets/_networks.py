@@ -15,6 +15,7 @@ from typing import Literal
 import pandas as pd
 
 from scbd._shared.files import check_file
+from scbd.data._tables import open_text, read_text
 from scbd.datasets._download import download_cached
 
 # Accepted names of the column of genes in a table. Names are compared in lower case and without characters other than
@@ -79,8 +80,8 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
     if path is None:
         path = download_cached(**_CORUM, folder="networks")
     path = check_file(path)
-    with path.open(encoding="utf-8") as file:
-        header = [_normalise_column_name(name) for name in file.readline().rstrip("\n").split("\t")]
+    with open_text(path) as file:
+        header = [_normalise_column_name(name) for name in file.readline().rstrip("\r\n").split("\t")]
     if len(header) == 2:
         return gene_sets(path)
     # names of columns in CORUM release 3.0 are ComplexID, ComplexName, Organism and subunits(Gene name); releases 5.x
@@ -89,7 +90,9 @@ def corum(path: str | os.PathLike[str] | None = None, *, organism: str = "Human"
     if not set(wanted.values()) <= set(header):
         msg = f"{path} is no CORUM table: it lacks columns for {', '.join(sorted(set(wanted.values()) - set(header)))}."
         raise ValueError(msg)
-    table = pd.read_csv(path, sep="\t", names=header, skiprows=1, dtype=str, keep_default_na=False, quoting=3)
+    with open_text(path) as file:
+        how = {"dtype": str, "keep_default_na": False, "quoting": 3, "index_col": False}
+        table = pd.read_csv(file, sep="\t", names=header, skiprows=1, **how)
     table = table[table[wanted["organism"]].str.lower() == organism.lower()]
     if table.empty:
         msg = f"{path} has no complex of organism {organism!r}."
@@ -125,9 +128,9 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
     FileNotFoundError
         If the file does not exist.
     ValueError
-        If the file is empty. If a line of a list does not consist of a name and genes, several lines have the same
-        name, or more than half of the lines have the same genes as another line. If a table does not have exactly one
-        column of genes and one column of sets.
+        If the file is empty, or not encoded as UTF-8 or UTF-16. If a line of a list does not consist of a name and
+        genes, several lines have the same name, or more than half of the lines have the same genes as another line. If
+        a table does not have exactly one column of genes and one column of sets.
 
     Examples
     --------
@@ -137,15 +140,14 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
     ['EXOSC1', 'EXOSC2']
     """
     path = check_file(path)
-    lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    with open_text(path) as file:
+        lines = [line for line in file.read().splitlines() if line.strip()]
     if not lines:
         msg = f"{path} is empty: there is no set."
         raise ValueError(msg)
-    mark = "," if path.suffix.lower() == ".csv" else "\t"
-    header = [name.strip().strip('"') for name in lines[0].split(mark)]
-    genes = [name for name in header if _normalise_column_name(name) in _GENES]
-    if genes and len(header) > 1:
-        return _read_gene_table(path, mark, header, genes)
+    header = re.split(r"[,;|\t]" if ".csv" in path.name.lower() else "\t", lines[0])
+    if len(header) > 1 and any(_normalise_column_name(name) in _GENES for name in header):
+        return _read_gene_table(path)
     sets: list[tuple[str, list[str]]] = []
     for number, line in enumerate(lines, start=1):
         name, tab, members = line.partition("\t")
@@ -170,24 +172,25 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
     return _finish_network(pd.DataFrame(rows, columns=["source", "target"]), "sets")
 
 
-def _read_gene_table(path: Path, mark: str, header: list[str], genes: list[str]) -> pd.DataFrame:
+def _read_gene_table(path: Path) -> pd.DataFrame:
     """Read sets of genes from a table with one column of genes and one column with the name of each gene's set."""
-    others = [name for name in header if name not in genes]
+    table = read_text(path).frame.rename(columns=str.strip).fillna("")
+    genes = [name for name in table if _normalise_column_name(name) in _GENES]
+    others = [name for name in table if name not in genes]
     groups = others if len(others) == 1 else [name for name in others if _normalise_column_name(name) in _GROUPS]
     if len(genes) > 1 or len(groups) != 1:
         msg = (
-            f"{path} is a table of {', '.join(header)}, of which {'no' if not groups else 'no single'} column is known "
+            f"{path} is a table of {', '.join(table)}, of which {'no' if not groups else 'no single'} column is known "
             "to name the group of a gene: keep two, gene and complex."
         )
         raise ValueError(msg)
-    table = pd.read_csv(path, sep=mark, dtype=str, keep_default_na=False).rename(columns=str.strip)
     found = table[[groups[0], genes[0]]].set_axis(["source", "target"], axis=1)
     found["target"] = found["target"].str.split(r"[\s,;|]+", regex=True)
     return _finish_network(found.explode("target"), "sets")
 
 
 def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read pairs of related genes from the first two columns of a CSV file.
+    """Read pairs of related genes from the first two columns of a CSV file, apart from row numbers without a name.
 
     The two genes of a pair are sorted by name, and each pair is kept once. Pairs of a gene with itself are excluded.
     The first line is read as column names, unless both of its first two entries also occur as genes in other lines.
@@ -207,8 +210,8 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     FileNotFoundError
         If the file does not exist.
     ValueError
-        If there are fewer than two columns, or if the name of one of the first two columns indicates sets of genes,
-        such as ``complex``.
+        If the file cannot be read as a table or has fewer than two columns, or if the name of one of the first two
+        columns indicates sets of genes, such as ``complex``.
 
     Examples
     --------
@@ -217,7 +220,7 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     ['EXOSC1', 'EXOSC2']
     """
     path = check_file(path)
-    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    table = read_text(path).frame.fillna("")
     if table.shape[1] < 2:
         msg = f"{path} has {table.shape[1]} column: pairs are a CSV of two columns of genes."
         raise ValueError(msg)
@@ -227,7 +230,7 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     # if both entries of the first line also occur as genes in other lines, the first line is a pair of genes and not
     # column names
     if set(table.columns[:2]) <= {*table.iloc[:, 0], *table.iloc[:, 1]}:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, header=None)
+        table = pd.concat([pd.DataFrame([table.columns], columns=table.columns), table])
     first, second = table.iloc[:, 0].str.strip(), table.iloc[:, 1].str.strip()
     swap = first > second
     source, target = first.mask(swap, second), second.mask(swap, first)

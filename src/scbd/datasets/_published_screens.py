@@ -15,7 +15,7 @@ from scbd._shared.checks import check_count, join_first
 from scbd._shared.files import local_path
 from scbd._shared.keys import IMAGE_KEY
 from scbd._shared.progress import progress_bar
-from scbd.data._formats import read_table_file
+from scbd.data._tables import read_table_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

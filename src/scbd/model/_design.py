@@ -6,6 +6,7 @@ The file also holds the functions that determine the controls, and the environme
 from __future__ import annotations
 
 import logging
+import re
 import unicodedata
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -125,13 +126,14 @@ def check_design(design: ExperimentalDesign) -> None:
     UserWarning
         If the column of the perturbation or of an environment holds a quantity, such as a concentration, in place of
         labels; if the perturbation is confounded with an environment; if labels differ only in spaces or in upper and
-        lower case; or if a label that is not a control is spelt like a missing value, such as ``"NA"``.
+        lower case, or from a control only in punctuation; or if a label that is not a control is spelt like a missing
+        value, such as ``"NA"``.
     """
     _warn_if_quantity(design.y, f"y_key={design.y.name!r} makes a perturbation")
-    _warn_if_labels_differ_in_case(design.y, "perturbations")
+    _warn_if_labels_are_similar(design.y, "perturbations", design.controls)
     _warn_if_missing(design.y, "perturbation", design.controls)
     for labels in design.environments.values():
-        _warn_if_labels_differ_in_case(labels, "environments")
+        _warn_if_labels_are_similar(labels, "environments")
         _warn_if_missing(labels, "environment")
     for name, labels in design.environments.items():
         _warn_if_quantity(
@@ -316,25 +318,26 @@ def control_mask(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> n
     return mask
 
 
-def _warn_if_labels_differ_in_case(labels: pd.Series, what: str) -> None:
-    """Warn if labels differ only in spaces or in upper and lower case.
+def _warn_if_labels_are_similar(labels: pd.Series, what: str, controls: Sequence[str] = ()) -> None:
+    """Warn if labels differ only in spaces, invisible characters, or upper and lower case.
 
-    Labels of a single letter, such as "a" and "A", may differ in case, because they may be different classes.
+    A label that differs from a control only in punctuation, such as "non-targeting" from "nontargeting", is similar as
+    well. Labels of a single letter, such as "a" and "A", may differ in case, because they may be different classes.
     """
     names = [label for label in labels.cat.categories if isinstance(label, str)]
-    plain = pd.Series(
-        [
-            "".join(unicodedata.normalize("NFKC", name if len(name.strip()) == 1 else name.casefold()).split())
-            for name in names
-        ],
-        dtype=object,
-    )
-    if (twice := plain.duplicated(keep=False)).any():
-        alike = sorted(zip(plain[twice], np.array(names, dtype=object)[twice.to_numpy()], strict=True))
+    control_forms = {re.sub(r"[\W_]", "", control.casefold()) for control in controls} - {""}
+    forms: dict[str, list[str]] = {}
+    for name in names:
+        text = unicodedata.normalize("NFKC", name if len(name.strip()) == 1 else name.casefold())
+        # "Cf" is the category of invisible characters, such as the zero-width space
+        form = "".join(mark for mark in text if not mark.isspace() and unicodedata.category(mark) != "Cf")
+        reduced = re.sub(r"[\W_]", "", form)
+        forms.setdefault(reduced if reduced in control_forms else form, []).append(name)
+    several = [some for _, some in sorted(forms.items()) if len(some) > 1 and not set(some) <= set(controls)]
+    if similar := [repr(name) for some in several for name in some]:
         warn_user(
-            f"{len(alike)} labels of {labels.name!r} differ from others only in blanks or case "
-            f"({join_first(repr(name) for _, name in alike)}), and each counts as {what} of its own: write them "
-            "in the same way."
+            f"{len(similar)} labels of {labels.name!r} differ from others only in blanks, case or punctuation "
+            f"({join_first(similar)}), and each counts as {what} of its own: write them in the same way."
         )
 
 

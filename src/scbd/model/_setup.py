@@ -263,7 +263,8 @@ class SetupMixin(BaseMinifiedModeModelClass):
 
             - ``y`` is confounded with ``e``;
             - the values of ``y`` or of an environment are a continuous quantity;
-            - labels differ only in blanks or case, or a label is a word for a missing value, such as ``"nan"``;
+            - labels differ only in blanks or case, or from a control only in punctuation;
+            - a label is a word for a missing value, such as ``"nan"``;
             - a channel has a single value in all pixels of the cells checked;
             - features have a single value in all cells; these features are excluded.
         """
