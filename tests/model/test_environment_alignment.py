@@ -16,6 +16,7 @@ from scipy import stats
 from scbd import SCBDModel
 from scbd.baselines import ERMModel, VAEModel
 from scbd.model._decoder_objective import DecoderObjective
+from scbd.model._environment_alignment import EnvironmentAlignment, LabelCodes
 from scbd.model._reference_cells import (
     choose_reference_kind,
     frequency_distance,
@@ -92,9 +93,9 @@ def test_description_states_that_environments_with_own_perturbations_are_not_sta
     with pytest.warns(UserWarning, match="confounded"):
         SCBDModel.setup_anndata(own, "gene", "well")
     model = SCBDModel(own, "small")
-    assert "not standardised by well" not in repr(model)  # this is decided when training starts
+    assert "not standardised within each well" not in repr(model)  # this is decided when training starts
     model.train(max_steps=1, batch_size=8)
-    assert "not standardised by well" in repr(model)
+    assert "not standardised within each well" in repr(model)
 
 
 def test_standardize_by_none_standardises_over_all_cells(cells):
@@ -149,6 +150,22 @@ PHENOTYPES = codes([0] * 90 + [1] * 10 + [0] * 20 + [1] * 80, [0] * 100 + [1] * 
 def test_choose_reference_kind_auto_follows_design(design, controls, wanted):
     y, e = design
     assert choose_reference_kind("auto", y, e, controls) == wanted
+
+
+def test_fit_images_of_one_large_environment_are_not_standardised_unless_asked_or_with_controls():
+    y = np.arange(1_000) % 4
+    for n_large, has_images, asked, controls, wanted in [
+        (800, True, "auto", None, {}),
+        (700, True, "auto", None, {"well": "cells"}),
+        (800, False, "auto", None, {"well": "cells"}),
+        (800, True, "cells", None, {"well": "cells"}),
+        (800, True, "auto", y == 0, {"well": "cells"}),
+    ]:
+        e = np.where(np.arange(1_000) < n_large, 0, 1)[:, None]
+        alignment = EnvironmentAlignment(asked, ["well"])
+        labels = LabelCodes(y, e, [["large", "small"]], controls)
+        alignment.fit(labels, np.arange(1_000), has_images=has_images)
+        assert alignment.kinds == wanted
 
 
 def test_choose_reference_kind_unsuitable_choice_is_kept_and_warns():

@@ -302,8 +302,7 @@ class ImageModel(TrainMixin):
             by = " and ".join(f"{name} by its {kind}" for name, kind in alignment.kinds.items())
             within = f", standardised within each {by}"
         elif preprocess.environments is not None and len(alignment.label_frequencies):
-            names = " or ".join(alignment.columns)
-            within = f", not standardised by {names}, since its values contain different perturbations"
+            within = f", not standardised within each {' or '.join(alignment.columns)}"
         if "features" in known:
             n, transform = len(known["features"]), getattr(self.module.content, "transform", None)
             features = f"{n:,} of {self._inputs.where}, {known['dtype']}"

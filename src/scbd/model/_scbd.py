@@ -156,7 +156,8 @@ class SCBDModel(DecodeMixin, ImageModel):
           of the effects of perturbations, too.
         - ``"auto"``: the first choice that applies: all cells, if most environments contain the same perturbations, not
           counting controls; controls, if 90 % of the cells lie in environments with four or more controls; all cells,
-          if most environments contain dozens of perturbations; otherwise as with `None`.
+          if most environments contain dozens of perturbations; otherwise as with `None`. Images are treated as with
+          `None` also if controls are not named and one environment holds more than three quarters of the cells.
         - `None`: inputs are standardised over all environments together, as in the published method.
 
         With ``"auto"``, an environment whose perturbations differ from those of most environments is standardised with

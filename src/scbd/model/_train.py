@@ -555,7 +555,7 @@ class TrainMixin(EmbedMixin):
         adata, reference = self.adata, None
         if self.module.preprocess.environments is not None:
             labels = self._label_codes(adata)
-            self.alignment_.fit(labels, rows)
+            self.alignment_.fit(labels, rows, has_images=self._inputs.image_key is not None)
             reference = self.alignment_.draw_reference(labels, source, rows)
         if not self.module.is_fitted:
             positions = self._codes(adata, POSITION_REGISTRY) if self._registered(POSITION_REGISTRY) else None
