@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -197,3 +198,36 @@ def write_real_wells(folder: Path) -> Path:
     bbbc021_table().to_parquet(folder / "bbbc021_ljosa_wells.parquet")
     rhogtpase_table().to_parquet(folder / "rhogtpase_wells.parquet")
     return folder
+
+
+def write_real_images(folder: Path) -> Path:
+    """Write small files of the experiment with real images: mitotic figures, BBBC021 crops and MitoCheck nuclei."""
+    folder.mkdir(parents=True)
+    rng, n = np.random.default_rng(0), 240
+    numbers = np.arange(n)
+    scanners = np.where(numbers % 8 == 7, None, np.array(["scanner " + "abc"[i] for i in numbers % 3], dtype=object))
+    mitoses = pd.DataFrame({"label": np.resize(["Normal", "Normal", "Atypical", "Normal"], n), "scanner": scanners})
+    mitoses["set"] = np.where(mitoses["scanner"].isna(), "AtNorM-MD", "AMi-Br")
+    mitoses["jpeg"] = [_jpeg(rng.integers(0, 60, (64, 64, 3)) + 60 * (i % 3)) for i in numbers]
+    mitoses.to_parquet(folder / "mitosis_scanners.parquet")
+
+    week = numbers // 60
+    plates = [f"Week{w + 1}_{i % 3}" for i, w in zip(numbers, week, strict=True)]
+    drugs = np.where(numbers % 4 == 0, "DMSO", np.where(numbers % 4 == 1, "Epithelial", "Actin disruptors"))
+    screen = pd.DataFrame({"plate": plates, "week": [f"Week{w + 1}" for w in week], "moa": drugs})
+    screen.to_csv(folder / "bbbc021_many_plates_obs.csv", index=False)
+    crops = rng.integers(0, 200, (n, 64, 64, 3)) + 10 * (numbers % 4)[:, None, None, None]
+    np.savez(folder / "bbbc021_many_plates.npz", images=crops.astype(np.uint8))
+
+    phenotypes = np.resize(["Interphase", "Apoptosis", "OutOfFocus", "Binuclear"], n)
+    nuclei = pd.DataFrame({"phenotype": phenotypes, "plate": [f"plate {i % 8}" for i in numbers // 4]})
+    nuclei.to_csv(folder / "mitocheck_obs.csv", index=False)
+    images = rng.integers(0, 200, (n, 1, 64, 64)) + 10 * (numbers % 4)[:, None, None, None]
+    np.savez(folder / "mitocheck_crops_1x64x64.npz", images=images.astype(np.uint8))
+    return folder
+
+
+def _jpeg(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8)).save(file, "JPEG")
+    return file.getvalue()

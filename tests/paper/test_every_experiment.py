@@ -23,6 +23,7 @@ from helpers.dataset_files import (
     write_domains,
     write_lmdb,
     write_mnist,
+    write_real_images,
     write_real_wells,
     write_rxrx1,
 )
@@ -50,7 +51,16 @@ ALIKE = {"camelyon17-systems", "camelyon17-ablations", "pacs-systems", "vlcs-sys
 ALIKE |= {"funk22", "screen", "screen-variance", "screen-map", "screen-lengths"}
 # experiments that write tables, but no figures
 UNDRAWN = {"cmnist-variance", "screen-neighbours"}
-UNDRAWN |= {"cpjump1", "cpjump1-settings", "cpjump1-ablations", "breinig2015", "new-plates", "new-plates-cpjump1"}
+UNDRAWN |= {
+    "cmnist-preset",
+    "real-images",
+    "cpjump1",
+    "cpjump1-settings",
+    "cpjump1-ablations",
+    "breinig2015",
+    "new-plates",
+    "new-plates-cpjump1",
+}
 UNDRAWN |= {"real-wells"}
 UNDRAWN |= {"effect-pictures", "hidden-cmnist", "hidden-screen", "hidden-cpjump1"}
 RUN = [name for name in EXPERIMENTS if name not in ALIKE]
@@ -127,6 +137,7 @@ def breinig2015(file: Path) -> Path:
 
 
 FILES = {
+    **dict.fromkeys(("bbbc021_crops", "mitocheck_crops", "mitosis_scanners"), (write_real_images, "crops")),
     "bbbc021_wells": (write_real_wells, "wells"),
     "breinig2015": (breinig2015, "cells.parquet"),
     "camelyon17": (camelyon17, "camelyon17_v1.0"),
