@@ -222,7 +222,7 @@ def hold_directory(out: Path) -> Iterator[None]:
     Raises
     ------
     BlockingIOError
-        If another process holds the directory.
+        If another process, or another call, holds the directory.
     """
     # number of the process in distributed training, as torchrun, Lightning and Slurm state it
     ranks = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ]
@@ -235,7 +235,7 @@ def hold_directory(out: Path) -> Iterator[None]:
     descriptor = os.open(mark, os.O_RDWR | os.O_CREAT)
     try:
         if not _lock(descriptor):
-            msg = f"Another process is writing to {out}: wait until it has finished, or choose another directory."
+            msg = f"Another run is writing to {out}: wait until it has finished, or choose another directory."
             raise BlockingIOError(msg)
         try:
             yield
@@ -259,7 +259,7 @@ def _lock(descriptor: int) -> bool:
         return False
     except (ImportError, OSError):  # Windows has no fcntl, and some network file systems have no locks
         return True
-    # a process that ends removes the file; whoever has locked the removed file does not hold the directory
+    # If the former holder removed the file before it was locked here, the directory is not held.
     return os.fstat(descriptor).st_nlink > 0
 
 

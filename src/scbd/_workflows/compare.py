@@ -107,8 +107,8 @@ def evaluate(
       choice of test cells, not that due to the training of the encoder and the probe. The interval is NaN if all cells
       are predicted correctly.
 
-    If fewer than two values of a label have cells to train and to test a probe on, the rows of this label are missing,
-    and a warning is logged. If at least two values, such as two perturbations, have no training cells, there is an
+    A row is missing, and a warning is logged, if fewer than two values of its label have cells to train and to test a
+    probe on. If at least two values, such as two perturbations, have no training cells, there is an
     additional row with ``"unseen labels"``. For this row, a probe is trained to distinguish these values on one half of
     their cells, and tested on the other half.
 

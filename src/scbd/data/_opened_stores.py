@@ -29,8 +29,8 @@ def keep_on_disk(table: AnnData) -> AnnData:
     other machines are not protected.
 
     Arrays of Zarr have no method ``copy``, which AnnData calls. The copy of the table has the same arrays, which are
-    read-only, and copies of everything else. AnnData writes objects by their exact type, so that neither the table nor
-    the arrays can be of a subclass; the method is therefore an attribute of this table.
+    read-only, and copies of everything else. AnnData chooses the writer of an object by its exact type, so that
+    subclasses of the table or of the arrays could not be written. The method is therefore set on this one table.
 
     Parameters
     ----------
@@ -96,8 +96,8 @@ def _local_folder(store: Any) -> Path | None:
 def _refuse_removal(event: str, arguments: tuple[Any, ...]) -> None:
     """Raise ``PermissionError`` if a folder is to be removed that holds arrays of an opened table, or is part of them.
 
-    Python calls this function before each removal of a folder, whatever package removes it. A folder that contains the
-    whole store and more may be removed.
+    Python calls this function at each call of ``shutil.rmtree``, whatever package makes the call. A folder that
+    contains the whole store and more may be removed.
     """
     if event != "shutil.rmtree":
         return

@@ -64,7 +64,7 @@ class Table(NamedTuple):
     spelled: list[str]
     """Columns of text from a text file, for which :func:`settle_types` decides whether they hold numbers."""
     dropped: list[str]
-    """Columns that were not read because they hold nothing, row numbers, or the values of another column."""
+    """Columns that were removed because they are empty or repeated, or hold numbers or names of rows."""
     lines: np.ndarray | None
     """Line of each row in a text file, counted from 1. `None`: the file is not text."""
 
@@ -260,8 +260,8 @@ def read_header(file: IO[str], path: Path) -> tuple[list[str], str, int]:
 
     Returns
     -------
-    Names of the columns, delimiter, and number of lines that were read. The delimiter is that of the file name. If it
-    does not separate any names, it is the one that separates most names.
+    Names of the columns, delimiter, and number of lines that were read. The delimiter is the one that a line
+    ``sep=`` states, otherwise that of the file name. If the names do not contain it, it is their most frequent mark.
     """
     line, n_lines = file.readline(), 1
     while line and not line.strip():
@@ -408,7 +408,7 @@ def hold_whole_numbers(values: pd.Series | pd.Index) -> bool:
 
 
 def settle_types(frame: pd.DataFrame, spelled: Iterable[str]) -> pd.DataFrame:
-    """Convert columns of text to numbers or truth values where these are written in the same way as the text.
+    """Convert columns of text to numbers or truth values if this changes no spelling.
 
     Parameters
     ----------

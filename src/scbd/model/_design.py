@@ -337,7 +337,7 @@ def _warn_if_labels_are_similar(labels: pd.Series, what: str, controls: Sequence
     if similar := [repr(name) for some in several for name in some]:
         warn_user(
             f"{len(similar)} labels of {labels.name!r} differ from others only in blanks, case or punctuation "
-            f"({join_first(similar)}), and each counts as {what} of its own: write them in the same way."
+            f"({join_first(similar)}), and count as different {what}: write them in the same way."
         )
 
 

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 # Maximum fraction of the training cells in one environment at which "auto" standardises images without named controls.
 # With 65 to 93 % of the cells in one scanner or style, labels in a held-out scanner or style were predicted better from
 # images that were not standardised per environment: balanced accuracy of r_c +0.032 ± 0.015 (mean and standard error
-# over six choices of the large and the held-out environment; mitotic figures of six scanners, and PACS).
+# over six runs with five choices of the large and the held-out environment; mitotic figures, and PACS).
 _MAX_FRACTION_IN_ONE_ENVIRONMENT = 0.75
 
 

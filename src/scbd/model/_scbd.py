@@ -156,8 +156,8 @@ class SCBDModel(DecodeMixin, ImageModel):
           of the effects of perturbations, too.
         - ``"auto"``: the first choice that applies: all cells, if most environments contain the same perturbations, not
           counting controls; controls, if 90 % of the cells lie in environments with four or more controls; all cells,
-          if most environments contain dozens of perturbations; otherwise as with `None`. Images are treated as with
-          `None` also if controls are not named and one environment holds more than three quarters of the cells.
+          if most environments contain dozens of perturbations; otherwise as with `None`. Without named controls,
+          images are also treated as with `None` if one environment holds more than 3/4 of the training cells.
         - `None`: inputs are standardised over all environments together, as in the published method.
 
         With ``"auto"``, an environment whose perturbations differ from those of most environments is standardised with
