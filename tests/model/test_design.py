@@ -112,6 +112,15 @@ def test_check_design_one_plate_per_perturbation_names_links(without, control, r
     assert len(found) == 1 and re.search(remedy, found[0])
 
 
+def test_check_design_perturbation_next_to_controls_in_all_environments_is_named_as_link():
+    obs = simulated_profiles(20, 4, cells_per_well=10, n_controls=8, n_features=4, n_plate_maps=4).obs
+    obs = obs.rename(columns={"perturbation": "gene"})
+    rows = obs[obs["gene"] == "control"].groupby("plate", observed=True).head(5)
+    obs = pd.concat([obs, rows.assign(gene="taxol")]).astype(str)
+    (found,) = said(obs, controls=["control"])
+    assert "Only controls and taxol link" in found
+
+
 def test_check_design_perturbation_filling_environment_advises_coarser_e_key():
     obs = pd.DataFrame({"gene": ["wild type", "mutant"] * 20, "plate": ["day 1", "day 2"] * 20})
     assert "coarser e_key" in said(obs)[0] and said(obs) == said(obs, controls=["wild type"])

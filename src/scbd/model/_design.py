@@ -413,8 +413,9 @@ def _advice_on_links(y: pd.Series, e: pd.Series, controls: Sequence[str], shared
     n_controls = e[is_control[_codes(y)]].value_counts(sort=False)
     if n_controls.all():
         fewest = f"{n_controls.idxmin()} has the fewest, {format_count(n_controls.min(), 'row')}"
+        links = " and ".join(["controls", *map(label_text, labels[shared & ~is_control][:3])])
         return (
-            f"Only controls link the environments ({fewest}): effects of an environment that its controls do not show "
+            f"Only {links} link the environments ({fewest}): effects of an environment that its controls do not show "
             "are taken for effects of its perturbations. Scores of how well an embedding predicts "
             f"{e.name} can be high because of this design alone."
         )
