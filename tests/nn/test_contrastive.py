@@ -22,7 +22,7 @@ from scbd.nn import (
     log_normaliser,
     supervised_contrastive_loss,
 )
-from scbd.nn._contrastive import collapsed_loss, mean_over, normalised_supervised_information, total_variance
+from scbd.nn._contrastive import collapsed_loss, normalised_supervised_information, total_variance
 from scbd.nn._log_sum_exp import log_sum_exp
 
 UNKNOWN: Any = "all"
@@ -375,9 +375,8 @@ def test_losses_given_log_normaliser_equal_losses_without(include_self):
 
 def test_log_sum_exp_second_derivative_raises():
     z = unit(6, 3, 0).requires_grad_()
-    (first,) = torch.autograd.grad(log_normaliser(z).sum(), z, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(log_normaliser(z).sum(), z, create_graph=True)
 
 
 codes = st.lists(st.integers(-3, 5), min_size=1, max_size=12)
@@ -414,13 +413,6 @@ def test_groups_cross_narrow_integers_equals_int64(data):
     )
     assert torch.equal(narrow.n_others, wide.n_others)
     assert torch.equal(narrow.labels, wide.labels)
-
-
-@given(st.lists(st.tuples(st.floats(-9, 9), st.booleans()), min_size=1, max_size=9))
-def test_mean_over_anchors_equals_mean_of_selected_cells(cells):
-    values, anchors = (torch.tensor(part) for part in zip(*cells, strict=True))
-    torch.testing.assert_close(mean_over(values, anchors), values[anchors].mean() if anchors.any() else torch.zeros(()))
-    assert torch.equal(mean_over(values, None), values.mean())
 
 
 class ChoosesByMask(TorchDispatchMode):

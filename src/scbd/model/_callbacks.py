@@ -136,7 +136,9 @@ class Divergence(Checkpoint):
 
         In a run without validation, also copy the weights every ``every`` steps, if their training loss is finite.
         """
-        self._n_non_finite = torch.where(loss.isfinite(), torch.zeros_like(self._n_non_finite), self._n_non_finite + 1)
+        # the difference of a number and itself is 0, but NaN if the number is NaN or infinite
+        loss = loss.detach()
+        self._n_non_finite.add_(1).mul_((loss - loss) != 0)
         if trainer.global_step % self._every == 0 and not any(trainer.num_val_batches) and not int(self._n_non_finite):
             self._keep(trainer, plan)
 

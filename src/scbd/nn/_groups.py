@@ -64,7 +64,7 @@ class Groups:
         self.device, self.shape = labels.device, labels.shape
         found = np.unique(labels.long().cpu().numpy(), return_inverse=True, return_counts=True)
         self.distinct_labels, self.codes, self.counts = found
-        self._crossed: tuple[Groups, Groups] | None = None
+        self._crossed: tuple[np.ndarray, Groups] | None = None
 
     @classmethod
     def of(cls, labels: Tensor | Groups) -> Groups:
@@ -76,15 +76,19 @@ class Groups:
         return cls(labels) if known is None else known  # type: ignore[arg-type]
 
     def attach(self, labels: Tensor) -> Tensor:
-        """Attach these groups to the tensor of their labels, which may be on another device, and return the tensor."""
-        groups = self
-        if labels.device != self.device:
-            groups = object.__new__(Groups)
-            names = ("shape", "distinct_labels", "codes", "counts")
-            groups.__dict__ |= {name: getattr(self, name) for name in names}
-            groups.device, groups._crossed = labels.device, None
-        labels.groups = groups  # type: ignore[attr-defined]
+        """Attach these groups to the tensor of their labels, so that :meth:`of` finds them, and return the tensor."""
+        labels.groups = self  # type: ignore[attr-defined]
         return labels
+
+    def to(self, device: torch.device) -> Groups:
+        """Return these groups with tensors on another device."""
+        if device == self.device:
+            return self
+        groups = Groups.__new__(Groups)
+        groups.device, groups.shape = device, self.shape
+        groups.distinct_labels, groups.codes, groups.counts = self.distinct_labels, self.codes, self.counts
+        groups._crossed = self._crossed and (self._crossed[0], self._crossed[1].to(device))
+        return groups
 
     @cached_property
     def labels(self) -> Tensor:
@@ -120,11 +124,15 @@ class Groups:
         These may be the cells with the same perturbation in the same environment. The result is cached, since several
         losses use the same pair of labels.
         """
-        if self._crossed is None or self._crossed[0] is not others:
-            pairs = Groups(torch.from_numpy(self.codes * len(others.counts) + others.codes))
-            pairs.device = self.device
-            self._crossed = others, pairs
+        if self._crossed is None or self._crossed[0] is not others.codes:
+            self._crossed = others.codes, self.regroup(self.codes * len(others.counts) + others.codes)
         return self._crossed[1]
+
+    def regroup(self, labels: np.ndarray) -> Groups:
+        """Return groups by other labels, integer array ``(B,)``, on the device of these labels."""
+        groups = Groups(torch.from_numpy(labels))
+        groups.device = self.device
+        return groups
 
     def average_over_sets(self, values: Tensor, size: int) -> tuple[Tensor, Groups]:
         """Average ``values (B, D)`` over sets of cells; all cells of a set have the same label.
@@ -150,9 +158,8 @@ class Groups:
         place = np.empty_like(order)
         place[order] = np.arange(len(order)) - (counts.cumsum() - counts)[self.codes[order]]
         first_set = (n_sets.cumsum() - n_sets)[self.codes]
-        of_set = Groups(torch.from_numpy(first_set + place * n_sets[self.codes] // counts[self.codes]))
-        labels = Groups(torch.from_numpy(self.distinct_labels.repeat(n_sets)))
-        of_set.device = labels.device = self.device
+        of_set = self.regroup(first_set + place * n_sets[self.codes] // counts[self.codes])
+        labels = self.regroup(self.distinct_labels.repeat(n_sets))
         return of_set.group_sums(values) / of_set.group_sizes.to(values.dtype), labels
 
     def group_sums(self, values: Tensor) -> Tensor:

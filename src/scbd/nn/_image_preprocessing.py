@@ -252,7 +252,7 @@ def random_orientation(images: Tensor, generator: torch.Generator | None = None)
     Images that are not square have four orientations.
     """
     n, channels, height, width = images.shape
-    across, down, transposed = torch.rand(3, n, generator=generator).lt(0.5).long()
+    across, down, transposed = torch.rand(3, n, generator=generator).numpy() < 0.5
     orientation = across + 2 * down + 4 * transposed * (height == width)
     # the number, within the batch, of the pixel that each pixel of the result is copied from
     pixels = _orientations(height, width, images.device).index_select(0, copy_to(images.device, orientation))
