@@ -319,7 +319,7 @@ def test_log_sum_exp_any_tile_shape_equals_whole_matrix(tiling, seed):
     z = unit(n, 3, seed).requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scbd.nn._log_sum_exp._TILE_SHAPE_BY_DEVICE", {"cpu": tile})
-        patch.setattr("scbd.nn._log_sum_exp._CACHED_EXPONENTIALS_BYTES", kept)
+        patch.setattr("scbd.nn._log_sum_exp._CACHED_EXPONENTIALS_BYTES_BY_DEVICE", {"cpu": kept})
         ours, expected = log_sum_exp(z, 0.1), masked_sums(z, 0.1)
         weights = torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
         gradients = [torch.autograd.grad(found @ weights, z)[0] for found in (ours, expected)]

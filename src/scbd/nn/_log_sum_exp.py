@@ -16,16 +16,13 @@ if TYPE_CHECKING:
 
 # number of rows and columns of a tile of the Gram matrix on a CPU: a tile fits into the cache of a core
 _TILE_SHAPE_BY_DEVICE = {"cpu": (128, 2048)}
-# number of rows and columns of a tile of the Gram matrix on other devices, such as GPUs: tiles are large, since
-# launching a kernel takes longer than computing a small tile
-_DEFAULT_TILE_SHAPE = (2048, 8192)
-# largest number of cells for which the whole Gram matrix is computed at once: on a GPU, one large matrix product takes
-# less time than several tiles; on a CPU, tiles always take less time, since they fit into the cache
-_MAX_DENSE_CELLS_BY_DEVICE = {"cpu": 0}
-_DEFAULT_MAX_DENSE_CELLS = 8192
-# memory, in bytes, for exponentials that are kept for the backward pass instead of being recomputed; it suffices for
-# most of the upper triangle of the Gram matrix at a batch size of 2,048
-_CACHED_EXPONENTIALS_BYTES = 7 * 2**20
+# number of rows and columns of a tile of the Gram matrix on other devices, such as GPUs: up to 8,192 cells, the whole
+# matrix is one tile, since launching a kernel takes longer than computing a small tile
+_DEFAULT_TILE_SHAPE = (8192, 8192)
+# memory, in bytes, for exponentials that are kept for the backward pass instead of being recomputed. On a CPU, it
+# suffices for most of the upper triangle of the Gram matrix at a batch size of 2,048; on other devices, for one tile.
+_CACHED_EXPONENTIALS_BYTES_BY_DEVICE = {"cpu": 7 * 2**20}
+_DEFAULT_CACHED_EXPONENTIALS_BYTES = 2**28
 # largest inverse temperature for which float32 is used; float32 can represent the exponentials, up to exp(40) and down
 # to exp(-40), and sums of them; for lower temperatures, float64 is used
 _MAX_FLOAT32_INVERSE_TEMPERATURE = 40.0
@@ -38,7 +35,7 @@ def log_sum_exp(z: Tensor, temperature: float, include_self: bool = False) -> Te
     """Compute, for each cell (the anchor), the log-sum-exp of its similarities to the cells of the batch.
 
     The similarity of two cells is ``z_i · z_j / temperature``. Memory is O(B·D), plus a constant amount for
-    exponentials that does not depend on the batch size B. On a GPU, memory is O(B²) for up to 8,192 cells.
+    exponentials that does not depend on the batch size B: up to 64 MB on a CPU, and 1 GB on a GPU.
 
     Parameters
     ----------
@@ -56,10 +53,7 @@ def log_sum_exp(z: Tensor, temperature: float, include_self: bool = False) -> Te
     if z.dtype == torch.float32 and 1 / temperature > _MAX_FLOAT32_INVERSE_TEMPERATURE:
         return log_sum_exp(z.double(), temperature, include_self).float()
     with torch.autocast(z.device.type, enabled=False):
-        if len(z) > _MAX_DENSE_CELLS_BY_DEVICE.get(z.device.type, _DEFAULT_MAX_DENSE_CELLS):
-            return _LogSumExp.apply(z, temperature, include_self)
-        similarities = (z / temperature) @ z.T
-        return (similarities if include_self else similarities.fill_diagonal_(-torch.inf)).logsumexp(1)
+        return _LogSumExp.apply(z, temperature, include_self)
 
 
 class _LogSumExp(torch.autograd.Function):
@@ -69,7 +63,8 @@ class _LogSumExp(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor, temperature: float, include_self: bool) -> Tensor:
         sums = z.new_zeros(len(z))
         kept: list[Tensor] = []
-        room = _CACHED_EXPONENTIALS_BYTES if ctx.needs_input_grad[0] else 0
+        room = _CACHED_EXPONENTIALS_BYTES_BY_DEVICE.get(z.device.type, _DEFAULT_CACHED_EXPONENTIALS_BYTES)
+        room *= ctx.needs_input_grad[0]
         scaled = z / temperature
         for rows, columns, new in _tiles(z):
             tile = _exponentials(scaled, z, rows, columns, include_self)
