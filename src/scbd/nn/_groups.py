@@ -44,8 +44,6 @@ class Groups:
         Label of each cell, int64 ``(B,)``.
     n_others
         Number of other cells with the cell's label, for each cell, ``(B,)``.
-    sizes
-        Number of cells with the cell's label, including the cell itself, ``(B, 1)``, float64 (float32 on Apple's GPUs).
     codes
         Number of the group of each cell, in ascending order of the labels, int64 array ``(B,)``.
     counts
@@ -99,11 +97,6 @@ class Groups:
     def n_others(self) -> Tensor:
         """Number of other cells with the cell's label, int64 ``(B,)``."""
         return copy_to(self.device, self.counts[self.codes] - 1)
-
-    @cached_property
-    def sizes(self) -> Tensor:
-        """Number of cells with the cell's label, including the cell itself, ``(B, 1)``, float64 (float32 on MPS)."""
-        return copy_to(self.device, self.counts[self.codes, None].astype(np.float64))
 
     @cached_property
     def group_sizes(self) -> Tensor:
