@@ -59,26 +59,26 @@ class WaitingOperations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class ThirdStep(L.Callback):
-    """Records the operations of the third training step."""
+class Step(L.Callback):
+    """Records the operations of a training step, from its batch to the next, including those of other callbacks."""
 
-    def __init__(self) -> None:
-        self.operations = WaitingOperations()
+    def __init__(self, number: int) -> None:
+        self.number, self.operations = number, WaitingOperations()
 
     def on_train_batch_start(self, trainer: Any, plan: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 2:
+        if batch_idx == self.number - 1:
             self.operations.__enter__()
-
-    def on_train_batch_end(self, trainer: Any, plan: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 2:
+        if batch_idx == self.number:
             self.operations.__exit__(None, None, None)
 
 
-def operations_of_third_step(model: Any, **training: Any) -> Counter[str]:
-    third = ThirdStep()
-    how: dict[str, Any] = {"max_steps": 4, "batch_size": 48, "enable_progress_bar": False, "accelerator": "cpu"}
-    model.train(**how | training, callbacks=[third])
-    return third.operations.found
+def operations_of_step(model: Any, **training: Any) -> Counter[str]:
+    """Return the waiting operations of a step after a step that was logged."""
+    step = Step(8)
+    how: dict[str, Any] = {"max_steps": 10, "validate_every": 10, "log_every_n_steps": 5}
+    how |= {"batch_size": 48, "accelerator": "cpu", "precision": "32-true"}
+    model.train(**how | training, callbacks=[step])
+    return step.operations.found
 
 
 def with_plates() -> Any:
@@ -88,26 +88,26 @@ def with_plates() -> Any:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_train_any_option_third_step_does_not_wait(name):
+def test_train_any_option_step_does_not_wait(name):
     labels, settings, training = OPTIONS[name]
     cells = with_plates()
     SCBDModel.setup_anndata(cells, **{"y_key": "gene", "e_key": "well"} | labels)
     model = SCBDModel(cells, encoder="small", n_latent=6, **settings)
-    assert not operations_of_third_step(model, **training)
+    assert not operations_of_step(model, **training)
 
 
 @pytest.mark.parametrize("encoder", ["linear", "mlp"])
-def test_train_features_third_step_does_not_wait(encoder):
+def test_train_features_step_does_not_wait(encoder):
     wells = make_wells()
     SCBDModel.setup_anndata(wells, y_key="compound", e_key="plate", control="DMSO", position_key="well")
-    assert not operations_of_third_step(SCBDModel(wells, encoder=encoder), train_size=0.7, batch_size=32)
+    assert not operations_of_step(SCBDModel(wells, encoder=encoder), train_size=0.7, batch_size=32)
 
 
 @pytest.mark.parametrize("kind", [ERMModel, CORALModel, IRMModel, DANNModel, GroupDROModel])
-def test_train_classifier_third_step_does_not_wait(kind):
+def test_train_classifier_step_does_not_wait(kind):
     cells = with_plates()
     kind.setup_anndata(cells, y_key="gene", e_key="well")
-    assert not operations_of_third_step(kind(cells, encoder="small"))
+    assert not operations_of_step(kind(cells, encoder="small"))
 
 
 def test_waiting_operations_are_recorded():

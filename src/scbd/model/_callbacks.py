@@ -104,6 +104,27 @@ class History(Checkpoint):
                 row[name] = float(value)
 
 
+class ProgressBar(callbacks.TQDMProgressBar):
+    """Progress bar that shows the losses at every ``log_every_n_steps``-th optimiser step.
+
+    Lightning itself reads values that are logged with ``prog_bar=True`` in every step, for which the CPU has to wait
+    until the GPU has finished the step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._step, self._losses = -1, dict[str, float]()
+
+    def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
+        """Return the training loss and the validation loss, which are read only if the training loss is logged."""
+        step = trainer.global_step
+        if step != self._step and step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            self._step, metrics = step, trainer.callback_metrics
+            names = (name for name in ("train_loss", "validation_loss") if name in metrics)
+            self._losses = {name: float(metrics[name]) for name in names}
+        return self._losses
+
+
 class Divergence(Checkpoint):
     """Callback that stops training when the loss is NaN or infinite, and keeps a copy of the last good weights.
 

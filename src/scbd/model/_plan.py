@@ -377,7 +377,6 @@ class TrainingPlan(L.LightningModule):
                 value.detach(),
                 on_step=training,
                 on_epoch=not training,
-                prog_bar=name == "loss",
                 sync_dist=not training,
                 batch_size=batch_size,
             )
