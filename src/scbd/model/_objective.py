@@ -237,8 +237,7 @@ class SCBDModule(EmbeddingModule):
         A scalar.
         """
         perturbed = self.perturbed(y)
-        weights = anchor_weights(y, self.temperature, anchors=perturbed)
-        loss = weighted_sums(anchor_terms(z_c, y, normaliser, len(weights)), weights)
+        loss = self._supervised(z_c, y, normaliser, anchors=perturbed)
         return normalised_supervised_information(loss, y, include_self=self.include_self, anchors=perturbed)
 
     def perturbed(self, y: Groups) -> Tensor | None:
@@ -385,7 +384,7 @@ class SCBDModule(EmbeddingModule):
         smoothing, beside = self.smoothing, None
         if h is not None:
             of_cells = log_sum_exp(z_c, self.temperature, self.include_self)
-            beside = self._supervised(z_c, y, of_cells, smoothing)
+            beside = self._supervised(z_c, y, of_cells, smoothing=smoothing)
             smoothing, (z_c, y) = 0.0, self.matched(z_c, y, h)
         # the softmax denominators and the sums of similarities are computed once, and used by all losses of these
         # points
@@ -405,9 +404,9 @@ class SCBDModule(EmbeddingModule):
         how: dict[str, Any] = {"smoothing": smoothing, "include_self": self.include_self, "anchors": perturbed}
         return SupervisedLosses(loss, shown, normalised_supervised_information(of_all, y, **how), normaliser)
 
-    def _supervised(self, z: Tensor, labels: Groups, log_normaliser: Tensor, smoothing: float = 0.0) -> Tensor:
+    def _supervised(self, z: Tensor, labels: Groups, log_normaliser: Tensor, **how: Any) -> Tensor:
         """Compute the supervised loss of embeddings whose softmax denominators are known."""
-        weights = anchor_weights(labels, self.temperature, smoothing=smoothing)
+        weights = anchor_weights(labels, self.temperature, **how)
         return weighted_sums(anchor_terms(z, labels, log_normaliser, len(weights)), weights)
 
     def make_decoder(self, likelihood: Likelihood, width: int) -> AdditiveDecoder:

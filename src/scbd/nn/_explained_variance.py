@@ -488,10 +488,7 @@ def _explained_squares_of_indicators(table: np.ndarray) -> float:
     ``table`` holds the number of cells of each label (row) in each group (column).
     """
     common, n_group = table / np.sqrt(table.sum(1, keepdims=True)), table.sum(0)
-    if common.shape[0] > common.shape[1]:
-        overlap = ((common.T @ common) ** 2).sum(0)
-    else:
-        overlap = (common * (common @ common.T @ common)).sum(0)
+    overlap = (common * np.linalg.multi_dot([common, common.T, common])).sum(0)
     each = (n_group**2 - 2 * n_group * (common**2).sum(0) + overlap) / n_group
     return float(each[n_group > 1].sum())
 
