@@ -130,6 +130,8 @@ class BatchLoader:
         (:meth:`scbd.nn.Groups.of`). In training, these are computed here, in the background.
         """
         y, e = (torch.from_numpy(values[rows]) for values in (self._y, self._e))
+        if torch.cuda.is_available():  # a copy from memory that is not pinned may wait for the GPU
+            y, e = y.pin_memory(), e.pin_memory()
         by_y, by_e = Groups(y), Groups(e)
         by_y.cross(by_e)
         return {"inputs": read_tensor(self._source, rows), "y": by_y.attach(y), "e": by_e.attach(e)}
