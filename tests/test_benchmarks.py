@@ -86,6 +86,26 @@ def test_command_smoke_prints_results_unknown_name_exits(run_in_process, monkeyp
     assert "no benchmark metric: choose from losses" in capsys.readouterr().err
 
 
+@unwarned
+@pytest.mark.usefixtures("permuted_once")
+@pytest.mark.parametrize("arguments", [[], ["--digits", "60"]])
+def test_gpu_script_smoke_writes_results(arguments, load, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu.py", str(tmp_path), "--smoke", *arguments])
+    with torch.compiler.set_stance("force_eager"):
+        load("gpu").main()
+    logging.disable(logging.NOTSET)
+    if arguments:
+        runs = json.loads((tmp_path / "digits.json").read_text())["runs"]
+        assert [(run["alpha"], run["steps"]) for run in runs] == [(0, 3), (192, 3)]
+        assert all({"r_c white", "z_c white", "collapsed"} <= run.keys() for run in runs)
+        return
+    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    printed = capsys.readouterr().out
+    assert rows and all(row["claim"] in printed for row in rows)
+    assert sum("goal" in row.get("note", "") for row in rows) > len(rows) / 2
+    assert "Self CPU" in (tmp_path / "profile.txt").read_text()
+
+
 def test_child_script_returns_its_number(load):
     assert load("_compare").child("losses.py", "nothing", "16") > 10
 

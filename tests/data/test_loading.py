@@ -10,6 +10,7 @@ import torch
 from scbd.data import ArraySource, ImageDataModule, Split
 from scbd.data._loading import BatchLoader, copy_to_device, read_tensor
 from scbd.data._sources import IMAGE_DTYPES
+from scbd.nn import Groups
 
 
 def module(n: int = 60, n_labels: int = 3, **kwargs) -> tuple[ImageDataModule, np.ndarray]:
@@ -30,6 +31,19 @@ def test_train_dataloader_batches_have_images_and_codes_of_the_same_cells():
         assert rows.max() < 40
         np.testing.assert_array_equal(batch["y"], y[rows])
         np.testing.assert_array_equal(batch["e"], y[rows] // 2)
+
+
+def test_transfer_batch_to_device_keeps_groups_of_codes(monkeypatch):
+    data, _ = module(batch_size=8, max_steps=2)
+    batch = next(iter(data.train_dataloader()))
+    pairs = Groups.of(batch["y"]).cross(Groups.of(batch["e"]))
+    monkeypatch.setattr("scbd.nn._groups.np.unique", None)  # counting again would fail
+    for device in ("cpu", "meta"):
+        moved = data.transfer_batch_to_device(batch, torch.device(device), 0)
+        assert {value.device.type for value in moved.values()} == {device}
+        found = Groups.of(moved["y"]).cross(Groups.of(moved["e"]))
+        np.testing.assert_array_equal(found.codes, pairs.codes)
+        assert found.index.device.type == device
 
 
 def test_image_data_module_int8_codes_become_int64():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -292,7 +293,8 @@ def test_online_head_non_finite_r_c_is_skipped():
     before = head.linear.weight.clone()
     head.on_train_start(None, None)  # type: ignore[arg-type]
     head._features = torch.full((2, model.module.content.n_features), torch.nan)
-    head.on_train_batch_end(None, None, None, {"y": torch.tensor([0, 1])}, 0)  # type: ignore[arg-type]
+    trainer: Any = SimpleNamespace(global_step=1, log_every_n_steps=10)
+    head.on_train_batch_end(trainer, None, None, {"y": torch.tensor([0, 1])}, 0)  # type: ignore[arg-type]
     head.teardown(None, None, "fit")  # type: ignore[arg-type]
     assert torch.equal(head.linear.weight, before)
 

@@ -132,6 +132,18 @@ def test_preprocess_augments_only_in_training_and_reproducibly():
     assert torch.equal(ours.eval()(images), images / 255)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(9, 2, 6, 6), (9, 3, 4, 7), (1, 1, 5, 5)])
+def test_random_orientation_equals_flips_of_single_images(shape, layout):
+    images = torch.randn(shape).to(memory_format=layout)
+    found = random_orientation(images, torch.Generator().manual_seed(0))
+    choices = torch.rand(3, len(images), generator=torch.Generator().manual_seed(0)) < 0.5
+    for image, turned, (across, down, transposed) in zip(images, found, choices.T.tolist(), strict=True):
+        expected = image.flip([axis for axis, wanted in ((-1, across), (-2, down)) if wanted])
+        square = shape[2] == shape[3]
+        torch.testing.assert_close(turned, expected.mT if transposed and square else expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("shape", "n_orientations"), [((4, 4), 8), ((4, 6), 4)])
 def test_random_orientation_draws_all_orientations(shape, n_orientations):
     image = torch.arange(shape[0] * shape[1]).float().view(1, 1, *shape)

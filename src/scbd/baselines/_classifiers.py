@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -29,6 +30,7 @@ from scbd.model._interfaces import EmbeddingModule, Losses
 from scbd.model._plan import TrainingPlan
 from scbd.nn._distributed import gather_rows
 from scbd.nn._encoders import Encoder
+from scbd.nn._groups import Groups, copy_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,9 +57,10 @@ class ClassifierOutputs(NamedTuple):
 
     def by_environment(self) -> Iterator[ClassifierOutputs]:
         """Yield the network outputs and labels of the batch in groups, one group of cells per environment."""
-        for environment in self.e.unique():
-            rows = self.e == environment
-            yield ClassifierOutputs(*(part[rows] for part in self))
+        groups = Groups.of(self.e)
+        order = copy_to(self.e.device, np.argsort(groups.codes, kind="stable"))
+        parts = (part.index_select(0, order).split(groups.counts.tolist()) for part in self)
+        yield from map(ClassifierOutputs, *parts)
 
 
 class ClassifierModule(EmbeddingModule):
@@ -261,12 +264,18 @@ class CORALModule(PenaltyModule):
 
         The result is 0 if fewer than two environments have at least two cells in the batch.
         """
-        moments = [(f.mean(0), f.T.cov()) for f, *_ in batch.by_environment() if len(f) > 1]
+        moments = [(f.mean(0), _covariance(f)) for f, *_ in batch.by_environment() if len(f) > 1]
         apart = [
             sum(((a - b).square().mean() for a, b in zip(one, other, strict=True)), batch.features.new_zeros(()))
             for one, other in combinations(moments, 2)
         ]
         return torch.stack(apart).mean() if apart else batch.features.new_zeros(())
+
+
+def _covariance(features: Tensor) -> Tensor:
+    """Compute the covariance of features ``(N, R)``; torch.cov would read values, for which the CPU waits for a GPU."""
+    centred = features - features.mean(0)
+    return centred.T @ centred / (len(features) - 1)
 
 
 class PenaltyModel(ClassifierModel):
@@ -541,7 +550,7 @@ class GroupDROModule(ClassifierModule):
 
         The largest unweighted cross-entropy of an environment is returned as well, as ``"worst"``.
         """
-        here = batch.e.unique()
+        here = copy_to(batch.e.device, Groups.of(batch.e).distinct_labels)
         errors = torch.stack([F.cross_entropy(part.logits, part.y) for part in batch.by_environment()])
         with torch.no_grad():
             self.weights[here] *= torch.exp(ramp * self.step_size * errors)

@@ -20,6 +20,7 @@ from scbd.data._prefetch import prefetch
 from scbd.data._samplers import BatchSampler, PerturbationSampler, ShuffleSampler, are_rows_mixed
 from scbd.data._sources import ArraySource, count_rows, iterate_blocks, rows_per_block
 from scbd.data._splits import draw_matched_training_rows
+from scbd.nn._groups import Groups
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -112,7 +113,7 @@ class BatchLoader:
 
     def __init__(self, source: ImageSource | torch.Tensor, y: np.ndarray, e: np.ndarray, batches: BatchSampler) -> None:
         self._source = source
-        self._codes = {"y": y, "e": e}
+        self._y, self._e = y, e
         self.batches = batches
 
     def __len__(self) -> int:
@@ -125,10 +126,15 @@ class BatchLoader:
         """Return the batch of the cells with the given row numbers, as a dictionary of tensors.
 
         The keys are ``"inputs"`` (images or features in their stored dtype), ``"y"`` (perturbation codes) and ``"e"``
-        (environment codes).
+        (environment codes). The codes bring along the groups of cells that have the same code
+        (:meth:`scbd.nn.Groups.of`). In training, these are computed here, in the background.
         """
-        found = {"inputs": read_tensor(self._source, rows)}
-        return found | {name: torch.from_numpy(values[rows]) for name, values in self._codes.items()}
+        y, e = (torch.from_numpy(values[rows]) for values in (self._y, self._e))
+        if torch.cuda.is_available():  # a copy from memory that is not pinned may wait for the GPU
+            y, e = y.pin_memory(), e.pin_memory()
+        by_y, by_e = Groups(y), Groups(e)
+        by_y.cross(by_e)
+        return {"inputs": read_tensor(self._source, rows), "y": by_y.attach(y), "e": by_e.attach(e)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty dictionary, since a loader has no state to save; Lightning requires this method."""
@@ -257,6 +263,18 @@ class ImageDataModule(L.LightningDataModule):
         """Copy all images to the trainer's device (the GPU) if ``preload="device"`` was given."""
         if self._preload == "device" and self.trainer is not None:
             self._source = copy_to_device(self._stored_source, self.trainer.strategy.root_device)
+
+    def transfer_batch_to_device(
+        self, batch: dict[str, torch.Tensor], device: torch.device, dataloader_idx: int
+    ) -> dict[str, torch.Tensor]:
+        """Move a batch to the device, together with the groups of cells that its codes bring along.
+
+        The losses therefore do not wait for the GPU to group the cells.
+        """
+        moved: dict[str, torch.Tensor] = super().transfer_batch_to_device(batch, device, dataloader_idx)
+        for name in ("y", "e"):
+            Groups.of(batch[name]).to(device).attach(moved[name])
+        return moved
 
     def teardown(self, stage: str) -> None:
         """Release the copy of the images on the device (the GPU), if there is one."""

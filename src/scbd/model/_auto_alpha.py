@@ -78,12 +78,11 @@ class AutoAlpha(nn.Module):
     @property
     def alpha(self) -> Tensor:
         """Current value of alpha, the weight of the invariance loss, as a scalar tensor."""
-        misled = self.most_interaction**4 / (self.most_interaction**4 + _HALF_WEIGHT_INTERACTION**4)
+        misled = self.most_interaction**4
         shown = self.environment.clamp(min=0) ** 2
         full = _MAX_ALPHA_INTERACTION * self.learned * self.kept
-        return misled * full + (1 - misled) * full.clamp(max=_MAX_ALPHA_SHIFT) * shown / (
-            shown + _HALF_WEIGHT_EFFECT**2
-        )
+        of_shift = full.clamp(max=_MAX_ALPHA_SHIFT) * (shown / (shown + _HALF_WEIGHT_EFFECT**2))
+        return of_shift.lerp(full, misled / (misled + _HALF_WEIGHT_INTERACTION**4))
 
     @torch.no_grad()
     def observe(self, learned: Tensor, interaction: Tensor, environment: Tensor) -> None:

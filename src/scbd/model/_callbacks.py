@@ -104,6 +104,27 @@ class History(Checkpoint):
                 row[name] = float(value)
 
 
+class ProgressBar(callbacks.TQDMProgressBar):
+    """Progress bar that shows the losses at every ``log_every_n_steps``-th optimiser step.
+
+    Lightning itself reads values that are logged with ``prog_bar=True`` in every step, for which the CPU has to wait
+    until the GPU has finished the step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._step, self._losses = -1, dict[str, float]()
+
+    def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
+        """Return the training loss and the validation loss, which are read only if the training loss is logged."""
+        step = trainer.global_step
+        if step != self._step and step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            self._step, metrics = step, trainer.callback_metrics
+            names = (name for name in ("train_loss", "validation_loss") if name in metrics)
+            self._losses = {name: float(metrics[name]) for name in names}
+        return self._losses
+
+
 class Divergence(Checkpoint):
     """Callback that stops training when the loss is NaN or infinite, and keeps a copy of the last good weights.
 
@@ -136,7 +157,9 @@ class Divergence(Checkpoint):
 
         In a run without validation, also copy the weights every ``every`` steps, if their training loss is finite.
         """
-        self._n_non_finite = torch.where(loss.isfinite(), torch.zeros_like(self._n_non_finite), self._n_non_finite + 1)
+        # the difference of a number and itself is 0, but NaN if the number is NaN or infinite
+        loss = loss.detach()
+        self._n_non_finite.add_(1).mul_((loss - loss) != 0)
         if trainer.global_step % self._every == 0 and not any(trainer.num_val_batches) and not int(self._n_non_finite):
             self._keep(trainer, plan)
 

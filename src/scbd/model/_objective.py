@@ -17,18 +17,20 @@ from scbd.model._auto_alpha import AutoAlpha
 from scbd.model._interfaces import Alpha, EmbeddingModule, Losses, PreparedInputs
 from scbd.nn._contrastive import (
     InvarianceReduction,
+    anchor_terms,
+    anchor_weights,
     check_smoothing,
     check_temperature,
-    invariance_loss,
-    log_normaliser,
     normalised_supervised_information,
-    supervised_contrastive_loss,
+    unchecked_invariance_loss,
+    weighted_sums,
 )
 from scbd.nn._decoders import AdditiveDecoder
 from scbd.nn._distributed import gather_rows
 from scbd.nn._encoders import Block, on_sphere
 from scbd.nn._explained_variance import environment_effects
 from scbd.nn._groups import Groups
+from scbd.nn._log_sum_exp import log_sum_exp
 
 if TYPE_CHECKING:
     from scbd.nn._decoders import Likelihood
@@ -133,7 +135,7 @@ class SCBDModule(EmbeddingModule):
     """  # noqa: D400
 
     covariates: Tensor | None
-    controls: Tensor | None
+    controls: np.ndarray | None
 
     def __init__(
         self,
@@ -179,10 +181,8 @@ class SCBDModule(EmbeddingModule):
         self.style_target = style_target
         self.include_self = include_self
         self.invariance = invariance
-        # the codes of separate environments and of controls follow from setup_anndata, so they are not saved with the
-        # weights
+        # the codes of separate environments follow from setup_anndata, so they are not saved with the weights
         self.register_buffer("covariates", None, persistent=False)
-        self.register_buffer("controls", None, persistent=False)
         self.set_label_codes(covariates, controls)
         self.content = Block(encoder, preprocess.output_shape, n_latent, transform, norm=norm)
         if style_target:
@@ -215,7 +215,8 @@ class SCBDModule(EmbeddingModule):
             See :class:`SCBDModule`.
         """
         self.covariates = None if covariates is None else torch.as_tensor(covariates, device=self.device)
-        self.controls = None if controls is None else torch.as_tensor(controls, device=self.device)
+        # losses need these codes on the CPU
+        self._covariates, self.controls = covariates, controls
 
     def learned(self, z_c: Tensor, y: Groups, normaliser: Tensor) -> Tensor:
         """Compute the normalised supervised information of z_c, without label smoothing.
@@ -236,17 +237,18 @@ class SCBDModule(EmbeddingModule):
         A scalar.
         """
         perturbed = self.perturbed(y)
-        similarity = self._similarity | {"log_normaliser": normaliser}
-        loss = supervised_contrastive_loss(z_c, y, anchors=perturbed, **similarity)
+        loss = self._supervised(z_c, y, normaliser, anchors=perturbed)
         return normalised_supervised_information(loss, y, include_self=self.include_self, anchors=perturbed)
 
     def perturbed(self, y: Groups) -> Tensor | None:
-        """Return a mask of the perturbed cells, boolean ``(B,)``: all cells except controls.
+        """Return a mask of the perturbed cells, boolean ``(B,)``, on the CPU: all cells except controls.
 
         `None` is returned if no controls were named. The supervised information of z_c is computed for perturbed cells
         only. If most wells are controls, the information on controls would otherwise hide that on perturbations.
         """
-        return None if self.controls is None else ~torch.isin(y.labels, self.controls.to(y.labels.device))
+        if self.controls is None:
+            return None
+        return torch.from_numpy(~np.isin(y.distinct_labels, self.controls)[y.codes])
 
     def forward(
         self,
@@ -289,7 +291,7 @@ class SCBDModule(EmbeddingModule):
         y, e, ramp
             See :meth:`forward`.
         """
-        of_y, of_e = Groups(gather_rows(y)), Groups(gather_rows(e))
+        of_y, of_e = Groups.of(gather_rows(y)), Groups.of(gather_rows(e))
         z_c, *z_s = map(gather_rows, embedded.z)
         passed, h = map(gather_rows, embedded.passed), None if embedded.h is None else gather_rows(embedded.h)
         supervised = self.supervised(z_c, of_y, h)
@@ -297,25 +299,27 @@ class SCBDModule(EmbeddingModule):
         environments = self.side_by_side(of_e)
         for z in z_s:
             clusters = environments if self.style_target == "e" else [of_y.cross(of_e)]
-            each = [supervised_contrastive_loss(z, of_one, **self._similarity) for of_one in clusters]
-            parts["supervised_s"] = torch.stack(each).mean()
+            normaliser = log_sum_exp(z, self.temperature, self.include_self)
+            each = [self._supervised(z, labels, normaliser) for labels in clusters]
+            parts["supervised_s"] = _mean(each)
             learned = [
                 normalised_supervised_information(of_one.detach(), labels, include_self=self.include_self)
                 for of_one, labels in zip(each, clusters, strict=True)
             ]
-            parts["learned_s"] = torch.stack(learned).mean()
+            parts["learned_s"] = _mean(learned)
             loss = loss + parts["supervised_s"]
         if self.invariance == "variance":
             effects = environment_effects((*passed, z_c), environments, of_y)
             parts |= {"invariance_c": effects.statistic, "interaction_c": effects.interaction}
             parts["environment_c"] = effects.embedding_statistic
         else:
-            similarity = self._similarity
             # with single cells, the invariance loss and the supervised loss have the same softmax denominators
-            if self.set_size == 1:
-                similarity |= {"log_normaliser": supervised.log_normaliser}
-            each = [invariance_loss(z_c, of_one, reduction=self.invariance, **similarity) for of_one in environments]
-            parts["invariance_c"] = torch.stack(each).mean()
+            normaliser = supervised.log_normaliser
+            if self.set_size > 1:
+                normaliser = log_sum_exp(z_c, self.temperature, self.include_self)
+            how = normaliser, self.temperature, self.invariance
+            each = [unchecked_invariance_loss(z_c, of_one, *how) for of_one in environments]
+            parts["invariance_c"] = _mean(each)
         return Losses(loss + ramp * self.current_alpha * parts["invariance_c"], parts, z_c.detach())
 
     def side_by_side(self, e: Groups) -> list[Groups]:
@@ -328,7 +332,9 @@ class SCBDModule(EmbeddingModule):
         e
             Cells grouped by environment; with several columns, by the combination of their values.
         """
-        return [e] if self.covariates is None else [Groups(codes) for codes in self.columns(e.labels).T]
+        if self._covariates is None:
+            return [e]
+        return [e.regroup(codes[e.distinct_labels][e.codes]) for codes in self._covariates.T]
 
     def columns(self, e: Tensor) -> Tensor:
         """Return the codes of the environments of cells in each separate environment column, ``(B, K)``.
@@ -375,36 +381,33 @@ class SCBDModule(EmbeddingModule):
         h
             Projections of the cells, which are averaged over sets, see :meth:`matched`; `None` to compare single cells.
         """
-        similarity, smoothing, beside = self._similarity, self.smoothing, None
+        smoothing, beside = self.smoothing, None
         if h is not None:
-            beside = supervised_contrastive_loss(z_c, y, smoothing=smoothing, **similarity)
+            of_cells = log_sum_exp(z_c, self.temperature, self.include_self)
+            beside = self._supervised(z_c, y, of_cells, smoothing=smoothing)
             smoothing, (z_c, y) = 0.0, self.matched(z_c, y, h)
-        # the softmax denominators are computed once, and used by all losses of these points
-        normaliser = log_normaliser(z_c, **similarity)
-        similarity |= {"log_normaliser": normaliser}
-        loss = of_all = shown = supervised_contrastive_loss(z_c, y, smoothing=smoothing, **similarity)
+        # the softmax denominators and the sums of similarities are computed once, and used by all losses of these
+        # points
+        normaliser, perturbed = log_sum_exp(z_c, self.temperature, self.include_self), self.perturbed(y)
+        weights, weights_of_all = (
+            anchor_weights(y, self.temperature, smoothing=smoothing, anchors=anchors) for anchors in (None, perturbed)
+        )
+        terms = anchor_terms(z_c, y, normaliser, len(weights))
+        loss = weighted_sums(terms, weights)
+        # the logged loss has no label smoothing, since a smoothed loss stays close to that of a collapsed embedding
+        # even if z_c distinguishes perturbations
+        logged = np.zeros_like(weights)
+        logged[:2] = anchor_weights(y, self.temperature)
+        shown, of_all = weighted_sums(terms.detach(), np.stack([logged, weights_of_all]))
         if beside is not None:
             loss = loss + _SINGLE_CELL_WEIGHT * beside
-        if smoothing:
-            # the logged loss has no label smoothing, since a smoothed loss stays close to that of a collapsed embedding
-            # even if z_c distinguishes perturbations
-            with torch.no_grad():
-                shown = supervised_contrastive_loss(z_c, y, **similarity)
-        perturbed = self.perturbed(y)
-        if perturbed is not None:
-            with torch.no_grad():
-                of_all = supervised_contrastive_loss(z_c, y, smoothing=smoothing, anchors=perturbed, **similarity)
         how: dict[str, Any] = {"smoothing": smoothing, "include_self": self.include_self, "anchors": perturbed}
-        learned = normalised_supervised_information(of_all.detach(), y, **how)
-        return SupervisedLosses(loss, shown, learned, normaliser)
+        return SupervisedLosses(loss, shown, normalised_supervised_information(of_all, y, **how), normaliser)
 
-    @property
-    def _similarity(self) -> dict[str, Any]:
-        """Arguments that all contrastive losses share.
-
-        They are the temperature, and the choice to include a cell's similarity with itself in the softmax denominator.
-        """
-        return {"temperature": self.temperature, "include_self": self.include_self}
+    def _supervised(self, z: Tensor, labels: Groups, log_normaliser: Tensor, **how: Any) -> Tensor:
+        """Compute the supervised loss of embeddings whose softmax denominators are known."""
+        weights = anchor_weights(labels, self.temperature, **how)
+        return weighted_sums(anchor_terms(z, labels, log_normaliser, len(weights)), weights)
 
     def make_decoder(self, likelihood: Likelihood, width: int) -> AdditiveDecoder:
         """Create an untrained decoder, which maps z_c and, if the model has it, z_s to images or features.
@@ -426,3 +429,7 @@ class SCBDModule(EmbeddingModule):
         """
         if model.decoder_settings_:
             self.decoder = self.make_decoder(model.decoder_settings_["likelihood"], model.decoder_settings_["width"])
+
+
+def _mean(values: list[Tensor]) -> Tensor:
+    return values[0] if len(values) == 1 else torch.stack(values).mean()

@@ -80,6 +80,7 @@ class OnlineHead(Callback):
         # part of the loss.
         self.linear.requires_grad_(False)
         self._features: Tensor | None = None
+        self._loss = torch.tensor(math.nan)  # of the last batch with finite r_c
         self._optimizer: torch.optim.Optimizer | None = None
         self._state: dict[str, Any] | None = None
 
@@ -89,9 +90,11 @@ class OnlineHead(Callback):
         If the run is resumed, the state of the optimiser is restored from the checkpoint.
         """
         self.linear.requires_grad_(True)
-        self._optimizer = torch.optim.AdamW(self.linear.parameters(), lr=self._lr, weight_decay=self._weight_decay)
+        how: dict[str, Any] = {"lr": self._lr, "weight_decay": self._weight_decay}
+        self._optimizer = torch.optim.AdamW(self.linear.parameters(), **how, fused=True)
         if self._state is not None:
             self._optimizer.load_state_dict(self._state)
+        self._loss = self._loss.to(self.linear.weight.device)
         self._handle = self._network.show(self._record)
 
     def on_train_batch_end(
@@ -104,13 +107,16 @@ class OnlineHead(Callback):
         assert self._features is not None and self._optimizer is not None
         features, y = gather_rows(self._features), gather_rows(batch["y"])
         self._features = None
-        if not bool(features.isfinite().all()):
-            return
+        is_finite = features.isfinite().all()
         loss = F.cross_entropy(self.linear(features), y)
         self._optimizer.zero_grad()
         loss.backward()
+        # The optimiser skips the step on the device if found_inf is 1. Reading the value would make the CPU wait.
+        self._optimizer.found_inf = is_finite.logical_not().float()  # type: ignore[attr-defined]
         self._optimizer.step()
-        plan.log("train_online_head", loss.detach(), on_step=True, on_epoch=False)
+        self._loss = torch.where(is_finite, loss.detach(), self._loss)
+        if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            plan.log("train_online_head", self._loss, on_step=True, on_epoch=False)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Stop recording r_c. Lightning calls this method at the end of a run, even after an error."""
@@ -381,7 +387,6 @@ class TrainingPlan(L.LightningModule):
                 value.detach(),
                 on_step=training,
                 on_epoch=not training,
-                prog_bar=name == "loss",
                 sync_dist=not training,
                 batch_size=batch_size,
             )

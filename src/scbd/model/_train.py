@@ -46,6 +46,7 @@ from scbd.model._callbacks import (
     EarlyStopping,
     History,
     LastState,
+    ProgressBar,
     ResumableCheckpoint,
     TrainingDiverged,
     check_checkpoint_matches,
@@ -826,7 +827,7 @@ def make_trainer(
         plugins.append(AtomicCheckpointIO())
     # Lightning's default progress bar counts epochs. It is replaced, because a training run is a single epoch.
     if given.get("enable_progress_bar", True) and not any(isinstance(c, callbacks.ProgressBar) for c in theirs):
-        theirs.append(callbacks.TQDMProgressBar())
+        theirs.append(ProgressBar())
     defaults: dict[str, Any] = {
         "max_epochs": -1,
         # Lightning counts this interval in batches, whereas `every` is a number of optimiser steps.

@@ -32,14 +32,16 @@ invariance loss  ``reduction="formula"``                               ``reducti
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from scipy.special import xlogy
 from torch import Tensor
 
 from scbd._shared import linear_maps
 from scbd._shared.checks import check_choice
-from scbd.nn._groups import Groups
+from scbd.nn._groups import Groups, copy_to
 from scbd.nn._log_sum_exp import MIN_TEMPERATURE, log_sum_exp
 
 InvarianceReduction = Literal["listing", "formula"]
@@ -82,9 +84,7 @@ def log_normaliser(z: Tensor, *, temperature: float = 0.1, include_self: bool = 
     torch.Size([8])
     """
     z = validate_embeddings(z, temperature)
-    with torch.autocast(z.device.type, enabled=False):
-        others = log_sum_exp(z, temperature)
-        return torch.logaddexp(others, (z * z).sum(1) / temperature) if include_self else others
+    return log_sum_exp(z, temperature, include_self)
 
 
 def supervised_contrastive_loss(
@@ -173,30 +173,62 @@ def supervised_contrastive_loss(
     """
     check_smoothing(smoothing)
     partners = Groups.of(labels)
-    z = validate_embeddings(z, temperature, partners.labels, "labels")
+    z = validate_embeddings(z, temperature, partners.shape, "labels")
+    how: dict[str, Any] = {"smoothing": smoothing, "reduction": reduction, "anchors": anchors}
+    weights = anchor_weights(partners, temperature, **how)
     if log_normaliser is None:
         log_normaliser = _log_normaliser(z, temperature=temperature, include_self=include_self)
+    return weighted_sums(anchor_terms(z, partners, log_normaliser, len(weights)), weights)
+
+
+def anchor_weights(
+    labels: Groups,
+    temperature: float,
+    *,
+    smoothing: float = 0.0,
+    reduction: Literal["mean", "sum"] = "mean",
+    anchors: Tensor | None = None,
+) -> np.ndarray:
+    """Return the weights of each anchor's terms (:func:`anchor_terms`) in the supervised contrastive loss.
+
+    Parameters
+    ----------
+    labels, temperature, smoothing, reduction, anchors
+        See :func:`supervised_contrastive_loss`.
+
+    Returns
+    -------
+    Weights ``(2, B)``, or ``(3, B)`` with smoothing.
+    """
+    check_choice("reduction", reduction, {"mean": "the published listing", "sum": "the paper's formula"})
+    n_positives = labels.counts[labels.codes] - 1
+    chosen = np.ones(len(labels)) if anchors is None else anchors.cpu().numpy()
+    # an anchor without a positive contributes zero, but counts in the mean
+    of_anchors = (n_positives > 0) * chosen / (max(chosen.sum(), 1) if reduction == "mean" else 1)
+    weights = [
+        of_anchors,
+        (smoothing - 1) / temperature * of_anchors / np.maximum(n_positives, 1),
+        -smoothing / temperature * of_anchors / (len(labels) - 1),
+    ]
+    return np.stack(weights if smoothing else weights[:2])
+
+
+def anchor_terms(z: Tensor, labels: Groups, log_normaliser: Tensor, n_terms: int) -> Tensor:
+    """Return the terms of each anchor, of which supervised contrastive losses are weighted sums, ``(n_terms * B,)``.
+
+    The terms are the logarithm of the normaliser, the sum of the similarities to the positives, and, if ``n_terms`` is
+    3, the sum of the similarities to all other cells. Similarities are not divided by the temperature.
+    """
     with torch.autocast(z.device.type, enabled=False):
+        sums = [labels.sums(z), z.sum(0)][: n_terms - 1]
+        return torch.cat([log_normaliser, *((z * (of_partners - z)).sum(1) for of_partners in sums)])
 
-        def unmatched(sums: Tensor, n: Tensor) -> Tensor:
-            """Return the mean of -log P over the ``n`` partners of each anchor.
 
-            The ``sums`` of embeddings are given for each anchor. They include the anchor, which is subtracted here.
-            """
-            return log_normaliser - (z * (sums - z)).sum(1) / temperature / n.clamp(min=1)
-
-        n_positives = partners.n_others
-        per_anchor = unmatched(partners.sums(z), n_positives)
-        if smoothing:
-            everyone = torch.full_like(n_positives, len(z) - 1)
-            per_anchor = torch.lerp(per_anchor, unmatched(z.sum(0), everyone), smoothing)
-        per_anchor = torch.where(n_positives > 0, per_anchor, 0.0)
-    if reduction == "mean":
-        return mean_over(per_anchor, anchors)
-    if reduction == "sum":
-        return (per_anchor if anchors is None else torch.where(anchors, per_anchor, 0.0)).sum()
-    msg = f"reduction={reduction!r} is not known: use 'mean' (the published listing) or 'sum' (the paper's formula)."
-    raise ValueError(msg)
+def weighted_sums(terms: Tensor, weights: np.ndarray) -> Tensor:
+    """Multiply terms ``(n_terms * B,)`` by weights ``(..., n_terms, B)``, and sum them: the result is ``(...,)``."""
+    flat = torch.from_numpy(weights.reshape(*weights.shape[:-2], -1)).to(terms.dtype)
+    with torch.autocast(terms.device.type, enabled=False):
+        return copy_to(terms.device, flat) @ terms
 
 
 def invariance_loss(
@@ -279,15 +311,22 @@ def invariance_loss(
     True
     """
     neighbours = Groups.of(environments)
-    z = validate_embeddings(z, temperature, neighbours.labels, "environments")
+    z = validate_embeddings(z, temperature, neighbours.shape, "environments")
     check_choice("reduction", reduction, InvarianceReduction)
+    if log_normaliser is None:
+        log_normaliser = _log_normaliser(z, temperature=temperature, include_self=include_self)
+    return unchecked_invariance_loss(z, neighbours, log_normaliser, temperature, reduction)
+
+
+def unchecked_invariance_loss(
+    z: Tensor, environments: Groups, log_normaliser: Tensor, temperature: float, reduction: InvarianceReduction
+) -> Tensor:
+    """Compute :func:`invariance_loss` of valid arguments."""
     with torch.autocast(z.device.type, enabled=False):
-        of_environment, n_own = neighbours.sums(z), neighbours.n_others
+        of_environment, n_own = environments.sums(z), environments.counts[environments.codes] - 1
         own, other = of_environment - z, z.sum(0) - of_environment
-        n_other = len(z) - 1 - n_own
-        if log_normaliser is None:
-            log_normaliser = _log_normaliser(z, temperature=temperature, include_self=include_self)
-        difference = (z * (own - other)).sum(1) / temperature - (n_own - n_other) * log_normaliser
+        excess = copy_to(z.device, 2 * n_own - (len(z) - 1))
+        difference = (z * (own - other)).sum(1) / temperature - excess * log_normaliser
         if reduction == "formula":
             return difference.abs().sum()
         return difference.abs().mean() / len(z)
@@ -369,16 +408,20 @@ def normalised_supervised_information(
     >>> round(float(normalised_supervised_information(loss, gene)), 2)
     1.0
     """
-    n_positives, size = Groups.of(labels).n_others, len(labels)
-    partnered = n_positives > 0
+    groups = Groups.of(labels)
+    n_positives, size = groups.counts[groups.codes] - 1, len(groups)
+    chosen = np.ones(size, dtype=bool) if anchors is None else anchors.cpu().numpy()
     asked = 1 - smoothing + smoothing * n_positives / (size - 1)
     frequency = (n_positives + 1) / size if include_self else n_positives / (size - 1)
-    informative = partnered & (frequency < 1) & (True if anchors is None else anchors)
-    divergence = torch.xlogy(asked, asked / frequency) + torch.xlogy(1 - asked, (1 - asked) / (1 - frequency))
-    most = mean_over(torch.where(informative, divergence, 0.0), anchors)
-    with_partner = mean_over(torch.where(partnered, 1.0, 0.0), anchors)
-    of_a_point = with_partner * collapsed_loss(size, include_self=include_self)
-    return torch.where(informative.any(), (of_a_point - loss) / most, 0.0)
+    partnered = chosen & (n_positives > 0)
+    informative = partnered & (frequency < 1)
+    if not informative.any():
+        return torch.zeros_like(loss)
+    asked, frequency = asked[informative], frequency[informative]
+    divergence = xlogy(asked, asked / frequency) + xlogy(1 - asked, (1 - asked) / (1 - frequency))
+    most = divergence.sum() / chosen.sum()
+    of_a_point = partnered.sum() / chosen.sum() * collapsed_loss(size, include_self=include_self)
+    return (float(of_a_point) - loss) / float(most)
 
 
 # largest tolerated deviation of an embedding's length from 1; rounding to half precision changes the length of unit
@@ -403,16 +446,16 @@ def check_temperature(temperature: float) -> None:
         raise ValueError(msg)
 
 
-def validate_embeddings(z: Tensor, temperature: float, labels: Tensor | None = None, name: str = "") -> Tensor:
+def validate_embeddings(z: Tensor, temperature: float, shape: torch.Size | None = None, name: str = "") -> Tensor:
     """Check the inputs of a contrastive loss, and return the embeddings ``z (B, D)`` in float32 or float64.
 
-    ``ValueError`` is raised if the embeddings, the temperature or the labels ``(B,)`` are invalid. ``name`` is the name
-    of the argument with the labels, for the message. Half precision is converted to float32.
+    ``ValueError`` is raised if the embeddings, the temperature or the ``shape`` of the labels are invalid. ``name`` is
+    the name of the argument with the labels, for the message. Half precision is converted to float32.
     """
-    if z.ndim != 2 or (labels is not None and labels.shape != z.shape[:1]):
+    if z.ndim != 2 or (shape is not None and shape != z.shape[:1]):
         msg = f"z must be (B, D), got {tuple(z.shape)}."
-        if labels is not None:
-            msg = f"z must be (B, D) and {name} (B,), got {tuple(z.shape)} and {tuple(labels.shape)}."
+        if shape is not None:
+            msg = f"z must be (B, D) and {name} (B,), got {tuple(z.shape)} and {tuple(shape)}."
         raise ValueError(msg)
     if len(z) < 2:
         msg = f"A contrastive loss compares examples with each other: the batch holds {len(z)}, give it at least 2."
@@ -429,17 +472,6 @@ def validate_embeddings(z: Tensor, temperature: float, labels: Tensor | None = N
             )
             raise ValueError(msg)
     return z.to(torch.promote_types(z.dtype, torch.float32))
-
-
-def mean_over(values: Tensor, anchors: Tensor | None) -> Tensor:
-    """Average one value per cell, ``(B,)``, over the cells that are anchors, or over all if ``anchors`` is `None`.
-
-    ``anchors`` is boolean, ``(B,)``. Without any anchor, the result is 0.
-    """
-    if anchors is None:
-        return values.mean()
-    # values[anchors] would make the CPU wait until the GPU reports the number of anchors
-    return torch.where(anchors, values, 0.0).sum() / anchors.sum().clamp(min=1)
 
 
 def total_variance(z: Tensor) -> float:

@@ -338,8 +338,10 @@ class EnvironmentScaling(nn.Module):
 
     def _rows(self, codes: Tensor) -> Tensor:
         n_columns = len(self.reference)
-        rows = codes * n_columns + torch.arange(n_columns, device=codes.device)
-        return torch.where((codes < 0) | (rows >= len(self.n_cells)), len(self.n_cells), rows)
+        if n_columns > 1:
+            codes = codes * n_columns + torch.arange(n_columns, device=codes.device)
+        # -1 stands for the last row of the buffers, which is used for unknown environments
+        return codes.clamp(-1, len(self.n_cells))
 
     def _make_room(self, n_codes: int) -> None:
         more = n_codes * len(self.reference) - len(self.n_cells)

@@ -37,13 +37,15 @@ The estimate is computed from pairs of cells. There are two choices of pairs (pa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from scbd._shared.checks import check_choice
-from scbd.nn._groups import Groups
+from scbd.nn._groups import Groups, copy_to, sum_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,9 +140,9 @@ def explained_variance(
     """
     check_choice("partners", partners, {"within": "of the same label", "across": "of any label"})
     design = BatchDesign(environments, labels)
-    found, n = estimate_effects(features, design)[0][partners], features.numel()
-    freedom = design.pairings[0][partners].freedom_of_one
-    return ExplainedVariance(found.between / n, found.scatter / n, freedom.to(found.between))
+    row, found = ("within", "across").index(partners), estimate_effects([features], design)
+    share, error = (values[row, 0].to(torch.promote_types(features.dtype, torch.float32)) for values in found)
+    return ExplainedVariance(share, error, share.new_tensor(design.pairings[row].freedom_of_one))
 
 
 def invariance_statistic(
@@ -200,117 +202,109 @@ def invariance_statistic(
     >>> blind < 3 < 30 < seen  # in standard errors: independent of the well, and shifted by the well
     True
     """
-    design = BatchDesign(environments, labels)
-    return in_errors([estimate_effects(features, design) for features in passed], design)
+    return environment_effects(passed, environments, labels).statistic
 
 
-def in_errors(explained: Sequence[Estimates], design: BatchDesign) -> Tensor:
-    """Compute the invariance statistic from the estimates for each representation.
+class Estimates(NamedTuple):
+    """Estimates of the variance that environments explain, from P pairings (rows), for S representations (columns)."""
 
-    ``explained`` holds one result of :func:`estimate_effects` per representation. For each environment, the estimates
-    are divided by their standard errors and averaged over representations and over pairs within and across labels. The
-    statistic is the mean over environments.
+    share: Tensor
+    """Estimated proportion of the variance of each representation, ``(P, S)``."""
+    error: Tensor
+    """Standard deviation of ``share`` if the environment explains no variance, ``(P, S)``, without gradient.
+
+    It is 0 if there are no pairs to compare."""
+
+
+def estimate_effects(passed: Sequence[Tensor], design: BatchDesign) -> Estimates:
+    """Estimate the variance of representations that each environment explains, conditional on the label.
+
+    Parameters
+    ----------
+    passed
+        The S representations of the cells, ``(B, D)`` each. They are the columns of one matrix, since many operations
+        on single representations would take longer on a GPU, however small they are.
+    design
+        The labels and the environments of the cells, with their P pairings.
     """
-    each, resolved = [], []
-    for column, pairings in enumerate(design.pairings):
-        resolvable = torch.stack([pairing.resolvable for pairing in pairings.values()])
-        both = torch.stack([x.in_errors for of_one in explained for x in of_one[column].values()])
-        each.append(_mean_of_resolvable(both, resolvable))
-        resolved.append(resolvable.any())
-    return _mean_of_resolvable(torch.stack(each), torch.stack(resolved))
+    label, widths = design.label, tuple(features.shape[-1] for features in passed)
+    for features in passed:
+        if features.ndim != 2 or len(features) != len(label):
+            shape = tuple(features.shape)
+            msg = f"features must be (B, D) for {len(label)} environments and labels, got {shape}."
+            raise ValueError(msg)
+    with torch.autocast(passed[0].device.type, enabled=False):
+        x = torch.cat(list(passed), 1)
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        column, averages, n_features = _columns(widths, x.device)
+        mean = x.detach().mean(0)
+        x = x - mean
+        of_label = label.group_sums(x)
+        apart = x - (of_label / label.group_sizes).index_select(0, label.index)
+        # sums of squares between the groups of each pairing, less the squares of single cells, and total variance
+        squares = torch.cat([apart, of_label, *design.environment_sums(apart)]).square()
+        sums = (design.weights.to(x.dtype) @ squares).to(averages.dtype)
+        between, variance = sums.split([len(design.pairings), 1])
+        with torch.no_grad():
+            # a feature is constant if its variance is negligible compared with its squared mean, or with the largest
+            # variance of all features of its representation
+            largest = variance.new_zeros(len(widths)).scatter_reduce(0, column, variance[0], "amax")
+            constant = variance <= _ROUNDING * torch.maximum(mean.square(), largest.index_select(0, column))
+        precision = variance.masked_fill(constant, torch.inf).reciprocal()
+        share = (between * precision) @ averages
+
+        with torch.no_grad():
+            # variance within each label: it differs between labels, and determines how much estimates vary by chance
+            of_cell = squares[: len(x)] @ (averages * precision.T).to(x.dtype)
+            of_label = label.group_sums(of_cell).to(share.dtype)
+            total = of_label.sum(0) / max(design.freedom, 1)
+            nothing = total < _ROUNDING
+            variances = (of_label + _PRIOR_FREEDOM * total) / (label.group_sizes - 1 + _PRIOR_FREEDOM)
+            variances = variances.masked_fill(nothing, 1.0)
+            scales = variances.rsqrt().index_select(1, column) * precision.sqrt()
+            scaled = apart * scales.to(x.dtype).index_select(0, label.index)
+            trace = (of_label / variances).sum(0) * n_features
+            alike = _squared_covariance_norm(scaled.split(widths, 1), trace, design.freedom)
+            by_chance = 2 / len(x) ** 2 * alike * design.freedoms(variances).clamp(min=0)
+            return Estimates(share, by_chance.masked_fill(nothing, 0.0).sqrt())
 
 
-def _mean_of_resolvable(values: Tensor, resolvable: Tensor) -> Tensor:
-    """Average the values whose entry in ``resolvable`` is true; all other values must be zero.
+@lru_cache(maxsize=16)
+@torch.inference_mode(mode=False)
+def _columns(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Describe the columns of a matrix that holds S representations of the given widths next to each other.
 
-    ``resolvable`` is boolean. It is false for comparisons that the batch does not allow, because no cell has a partner.
+    Returns
+    -------
+    Number of the representation of each of the C columns, int64 ``(C,)``; a matrix that averages over the columns of
+    each representation, ``(C, S)``; and the widths, ``(S,)``.
     """
-    return values.mean() * (len(resolvable) / resolvable.sum().clamp(min=1))
+    of_column = np.arange(len(widths)).repeat(widths)
+    averages = (of_column[:, None] == np.arange(len(widths))) / np.array(widths)
+    return copy_to(device, of_column), copy_to(device, averages), copy_to(device, np.array(widths))
 
 
-class PairingEstimate(NamedTuple):
-    """Estimate of the variance that the environment explains, from pairs of cells within labels or across labels."""
+def _squared_covariance_norm(parts: Sequence[Tensor], trace: Tensor, freedom: int) -> Tensor:
+    """Estimate, for each representation, the squared norm of the covariance of its features.
 
-    between: Tensor
-    """Sum of squares between groups of cells, summed over features: :math:`T` in :func:`explained_variance`."""
-    scatter: Tensor
-    """Standard deviation of ``between`` if the environment explains no variance; 0 if there are no pairs to compare."""
+    The norm is relative to the sum of the features' variances. It is larger if the features vary in fewer directions.
 
-    @property
-    def in_errors(self) -> Tensor:
-        """Sum of squares ``between`` divided by its standard deviation ``scatter``, which has no gradient."""
-        nothing = self.scatter == 0
-        # the result without any pairs: zero, but NaN if the estimate is NaN, so that invalid features remain visible
-        zero = 0.0 * self.between.detach()
-        return torch.where(nothing, zero, self.between / torch.where(nothing, 1.0, self.scatter))
-
-    def per_gain(self, pairing: Pairing) -> PairingEstimate:
-        """Divide the estimate by its value for a feature whose variance is entirely due to the environment.
-
-        The division by this value, the ``gain`` of the pairing, corrects for cells without a partner. A gain below 1,
-        the contribution of one cell, is replaced by 1.
-        """
-        gain = pairing.gain.clamp(min=1).to(self.between)
-        return PairingEstimate(self.between / gain, self.scatter / gain)
-
-
-def estimate_effects(features: Tensor, design: BatchDesign) -> Estimates:
-    """Estimate the variance of ``features (B, D)`` that each environment explains, conditional on the label.
-
-    For each environment of a cell, there are two estimates: from pairs of cells within labels and across labels.
-    """
-    if features.ndim != 2 or len(features) != len(design.n_label):
-        msg = f"features must be (B, D) for {len(design.n_label)} environments and labels, got {tuple(features.shape)}."
-        raise ValueError(msg)
-    with torch.autocast(features.device.type, enabled=False):
-        f = _standardised(features.to(torch.promote_types(features.dtype, torch.float32)))
-        apart = f - design.label.sums(f) / design.n_label
-        squares = apart.detach().square().mean(1, keepdim=True)
-        variance = squares.sum() / design.freedom.clamp(min=1)
-        nothing = variance < _ROUNDING
-        # variance within each label: it differs between labels, and determines how much the estimates vary by chance
-        of_label = (design.label.sums(squares) + _PRIOR_FREEDOM * variance) / (design.n_label - 1 + _PRIOR_FREEDOM)
-        scaled = apart.detach() * torch.rsqrt(torch.where(nothing, 1.0, of_label))
-        alike = _squared_covariance_norm(scaled, design.freedom)
-
-        estimates: Estimates = [{} for _ in design.pairings]
-        for column, pairings in enumerate(design.pairings):
-            for name, pairing in pairings.items():
-                by_chance = 2 * alike * pairing.freedom(of_label.to(pairing.own)).clamp(min=0)
-                scatter = torch.where(pairing.resolvable & ~nothing, by_chance, 0.0).sqrt()
-                estimates[column][name] = PairingEstimate(pairing.between(apart), scatter.to(f.dtype))
-        return estimates
-
-
-def _standardised(features: Tensor) -> Tensor:
-    """Standardise features to mean 0 and variance 1 over the batch; constant features become 0.
-
-    A feature is constant if its variance is negligible compared with its squared mean or with the largest variance of
-    all features.
-    """
-    mean = features.mean(0)
-    f = features - mean
-    variance = f.square().mean(0)
-    beside = torch.maximum(mean.square(), variance.max()).detach()
-    constant = variance <= _ROUNDING * beside
-    return torch.where(constant, 0.0, f * torch.rsqrt(torch.where(constant, 1.0, variance)))
-
-
-def _squared_covariance_norm(apart: Tensor, freedom: Tensor) -> Tensor:
-    """Estimate the squared norm of the covariance of features, after scaling to a mean variance of 1.
-
-    The norm is larger if the features vary in fewer directions. ``apart (B, D)`` holds the differences of the cells
-    from the means of their labels, and ``freedom`` is its number of degrees of freedom.
+    Parameters
+    ----------
+    parts
+        Differences of the cells from the means of their labels, ``(B, D)`` for each of S representations.
+    trace
+        Sum of squares of each of them, ``(S,)``.
+    freedom
+        Degrees of freedom of the cells within labels.
     """
     # the Gram matrix of the cells has the same norm as the covariance of the features; the smaller of the two matrices
     # is computed
-    products = apart.T @ apart if apart.shape[1] <= len(apart) else apart @ apart.T
-    total = products.diagonal().sum()
+    products = [part.T @ part if part.shape[1] <= len(part) else part @ part.T for part in parts]
+    norms = torch.stack([torch.linalg.vector_norm(product) for product in products])
     # the subtraction makes the estimate unbiased: chance similarities between few cells inflate the squared norm
-    squares = products.square().sum() - total.square() / freedom.clamp(min=1)
-    covariance = squares.clamp(min=0) / ((freedom - 1) * (freedom + 2)).clamp(min=1)
-    variance = total / (freedom * apart.shape[1]).clamp(min=1)
-    return torch.where(variance > 0, covariance / variance.square(), 0.0)
+    squares = ((norms / trace).square() - 1 / max(freedom, 1)).clamp(min=0)
+    return squares * (freedom**2 / max((freedom - 1) * (freedom + 2), 1))
 
 
 # number of standard errors that are subtracted from the estimated interaction of a batch, so that an interaction that
@@ -382,35 +376,21 @@ def environment_effects(
     [0.0, 0.8]
     """
     design = BatchDesign(environments, labels)
-    explained = [estimate_effects(features, design) for features in passed]
-    statistic = in_errors(explained, design)
+    share, error = estimate_effects(passed, design)
+    # without any pairs the result is zero, but NaN if the estimate is NaN, so that invalid features remain visible
+    in_errors = (share * (design.statistic_weights / error.masked_fill(error == 0, torch.inf))).sum(0)
     with torch.no_grad():
-        interactions = [_interaction(of_one, design) / x.shape[1] for of_one, x in zip(explained, passed, strict=True)]
-        interaction = torch.stack(interactions).max()
-        return EnvironmentEffects(statistic, interaction, in_errors(explained[-1:], design))
-
-
-def _interaction(explained: Estimates, design: BatchDesign) -> Tensor:
-    """Estimate the variance of one representation explained by effects of an environment that differ between labels.
-
-    This interaction, summed over features, is the proportion of variance explained in pairs of cells within labels,
-    minus the proportion explained in pairs across labels, minus two standard errors, and at least 0. It is 0 if the
-    batch lacks pairs of one of these kinds. For several environments, it is the maximum.
-    """
-    found = []
-    for pairings, estimates in zip(design.pairings, explained, strict=True):
-        within, across = (estimates[name].per_gain(pairings[name]) for name in ("within", "across"))
-        error = (within.scatter.square() + across.scatter.square()).sqrt()
-        seen = (within.between - across.between - _INTERACTION_STANDARD_ERRORS * error).clamp(min=0)
-        found.append(torch.where(pairings["within"].resolvable & pairings["across"].resolvable, seen, 0.0))
-    return torch.stack(found).max()
+        shares, errors = design.gains * share, design.gains * error
+        within, across = slice(len(shares) // 2), slice(len(shares) // 2, None)
+        chance = torch.hypot(errors[within], errors[across])
+        interaction = torch.sub(shares[within] - shares[across], chance, alpha=_INTERACTION_STANDARD_ERRORS)
+    dtype = torch.promote_types(passed[-1].dtype, torch.float32)
+    found = in_errors.mean(), interaction.clamp(min=0).amax(), in_errors.detach()[-1]
+    return EnvironmentEffects(*(value.to(dtype) for value in found))
 
 
 Environments = Tensor | Groups
 Partners = Literal["within", "across"]
-# estimates for one representation: one dictionary per environment of a cell, from pairs within and across labels
-Estimates = list[dict[Partners, PairingEstimate]]
-
 # largest number of degrees of freedom that can be due to rounding, relative to 1 plus the trace of K, the matrix that
 # averages over groups (see Pairing)
 _FREEDOM_TOLERANCE = 1e-6
@@ -429,123 +409,135 @@ class Pairing:
     Parameters
     ----------
     label, group
-        Labels of the cells, and groups of cells that are compared with each other: cells of the same environment, or of
-        the same environment and label.
-    pair
-        Groups of the cells with the same label in the same group. If each group lies within one label, give ``group``
-        itself.
+        Number of the label, and of the group of cells that are compared with each other, of each pair of label and
+        environment that occurs in the batch, int64 ``(J,)``. A group holds the cells of one environment, or of one
+        environment and label.
+    n_pair, n_label
+        Number of cells of each of these pairs, ``(J,)``, and of each of the L labels, ``(L,)``.
 
     Attributes
     ----------
+    group_weights
+        Inverse number of cells of each of the G groups, ``(G,)``; 0 for groups of one cell.
     own
-        Correction for the product of each cell with itself, ``(B, 1)``.
+        Correction for the product of a cell with itself, for the cells of each pair, ``(J,)``.
+    of_squares, tables
+        Terms of the degrees of freedom: coefficients of the squared variance within each label, ``(L,)``; and matrices
+        for :func:`squared_norms`, ``(3, L, G)``, or `None` if each group lies within one label.
     resolvable
-        Whether the batch contains cells that can be compared, a boolean scalar.
+        Whether the batch contains cells that can be compared.
     freedom_of_one
-        Degrees of freedom if all labels have the same variance, a scalar; 0 if no cells can be compared.
+        Degrees of freedom if all labels have the same variance; 0 if no cells can be compared.
     gain
-        Value of the quadratic form M for a feature whose variance is entirely due to the environment, a scalar; 0 if no
-        cells can be compared.
+        Value of the quadratic form M for a feature whose variance is entirely due to the environment; 0 if no cells can
+        be compared.
     """
 
-    def __init__(self, label: Groups, group: Groups, pair: Groups) -> None:
-        self._label, self._group = label, group
-        n_label, n_group, n_pair = label.sizes, group.sizes, pair.sizes
-        # diagonals of the matrices K and Q
-        self._weight = torch.where(n_group > 1, 1 / n_group, 0.0)
-        shared = label.sums(n_pair * self._weight) / n_label.square()
-        diagonal = self._weight - 2 * n_pair * self._weight / n_label + shared
-        # contribution of each cell to the squared norm of Q, if every group lies within one label
-        kept = label.sums((n_group > 1).to(n_label)) / n_label
-        self._inside = self._weight - 2 * n_pair * self._weight / n_label + kept.square() / n_label
-        # otherwise, the norm is computed from the number of cells of each label (row) in each group (column)
-        self._table = None if group is pair else label.table(group).float()
+    def __init__(self, label: np.ndarray, group: np.ndarray, n_pair: np.ndarray, n_label: np.ndarray) -> None:
+        n_group = np.bincount(group, n_pair)
+        n, several = n_label[label], 1 - 2 / n_label[label]
 
+        def sums(values: np.ndarray) -> np.ndarray:
+            """Sum one value per cell over the cells of the label."""
+            return np.bincount(label, n_pair * values)[label]
+
+        # diagonals of the matrices K and Q
+        self.group_weights = np.where(n_group > 1, 1 / n_group, 0.0)
+        weight, in_group = self.group_weights[group], n_group[group] > 1
+        diagonal = weight - 2 * n_pair * weight / n + sums(n_pair * weight) / n**2
         # The numbers ``own`` are those for which all diagonal entries of M are zero; ``total`` is their sum per label.
-        partnered = n_label > 1
-        total = torch.where(partnered, label.sums(diagonal) / (1 - 1 / n_label), 0.0)
-        several = 1 - 2 / n_label
-        of_many = (diagonal - total / n_label.square()) / torch.where(n_label > 2, several, 1.0)
-        self.own = torch.where(partnered, torch.where(n_label > 2, of_many, total / n_label), 0.0)
+        total = sums(diagonal) / np.where(n > 1, 1 - 1 / n, np.inf)
+        of_many = (diagonal - total / n**2) / np.where(n > 2, several, 1.0)
+        self.own = (n > 1) * np.where(n > 2, of_many, total / n)
         # squared norm of Q minus the squared norm of M, as one contribution per cell; the two matrices differ only in
         # pairs of cells of the same label
-        self._less = 2 * self.own * diagonal - self.own.square() * several * partnered
-        self._less -= label.sums(self.own).square() / n_label**3
-        freedom = self.freedom(torch.ones_like(n_label))
-        # the trace of K, which is the sum of the weights, is the number of groups of more than one cell
-        self.resolvable = freedom > _FREEDOM_TOLERANCE * (1 + self._weight.sum())
-        self.freedom_of_one = torch.where(self.resolvable, freedom, 0.0)
-
+        less = 2 * self.own * diagonal - (n > 1) * self.own**2 * several - sums(self.own) ** 2 / n**3
         # The gain is computed from the groups' indicator columns (1 for the cells of a group, otherwise 0), from which
         # label means are subtracted. ``squares`` is the sum of squares over these columns for each cell, ``explained``
         # the part that K explains over all cells.
-        squares = 1 - 2 * n_pair / n_label + label.sums(n_pair) / n_label.square()
-        explained = ((n_group > 1) * squares).sum() if group is pair else self._explained_squares_of_indicators()
+        squares = 1 - 2 * n_pair / n + sums(n_pair) / n**2
+        if len(n_group) == len(n_pair):
+            # contribution of each cell to the squared norm of Q, if every group lies within one label
+            inside = weight - 2 * n_pair * weight / n + (sums(in_group) / n) ** 2 / n
+            self.of_squares, self.tables = np.bincount(label, n_pair * (inside - less)), None
+            freedom, explained = self.of_squares.sum(), (n_pair * in_group * squares).sum()
+        else:
+            # otherwise, the norm is computed from the number of cells of each label (row) in each group (column)
+            table = np.zeros((len(n_label), len(n_group)))
+            table[label, group] = n_pair
+            mean = table * self.group_weights
+            root = table * np.sqrt(self.group_weights / n_label[:, None])
+            self.tables = np.stack([mean, mean - 2 * table * mean / n_label[:, None], root])
+            self.of_squares = -np.bincount(label, n_pair * less)
+            freedom = self.of_squares.sum() + squared_norms(self.tables, np.ones((len(n_label), 1)))[0]
+            explained = _explained_squares_of_indicators(table)
+        # the trace of K is the number of groups of more than one cell
+        self.resolvable = bool(freedom > _FREEDOM_TOLERANCE * (1 + (n_group > 1).sum()))
+        self.freedom_of_one = float(freedom) * self.resolvable
+        if not self.resolvable:
+            self.of_squares, self.tables = 0 * self.of_squares, None
         # the value of M is at most the number of cells
-        gain = (explained - (self.own * squares).sum()).clamp(min=0) / squares.mean().clamp(min=_FREEDOM_TOLERANCE)
-        self.gain = torch.where(self.resolvable, gain, 0.0)
+        gain = max(explained - (n_pair * self.own * squares).sum(), 0)
+        gain /= max((n_pair * squares).sum() / n_pair.sum(), _FREEDOM_TOLERANCE)
+        self.gain = float(gain) * self.resolvable
 
-    def _explained_squares_of_indicators(self) -> Tensor:
-        """Compute the sum of squares that K explains of the groups' indicator columns, less label means."""
-        assert self._table is not None
-        with torch.autocast(self._table.device.type, enabled=False):
-            common = self._table / self._table.sum(1, keepdim=True).sqrt()
-            n_group = self._table.sum(0)
-            each = torch.where(n_group > 1, 1 / n_group, 0.0)
-            if common.shape[0] > common.shape[1]:
-                overlap = (common.T @ common).square().sum(0)
-            else:
-                overlap = (common * (common @ common.T @ common)).sum(0)
-            alike = common.square().sum(0)
-            return (each * (n_group.square() - 2 * n_group * alike + overlap)).sum().to(self._weight)
 
-    def between(self, apart: Tensor) -> Tensor:
-        """Compute the quadratic form M of the cells, summed over features.
+def _explained_squares_of_indicators(table: np.ndarray) -> float:
+    """Compute the sum of squares that K explains of the groups' indicator columns, less label means.
 
-        Its expectation is zero if the environment has no effect. ``apart (B, D)`` holds the differences of the cells
-        from the means of their labels.
-        """
-        between_groups = self._weight * (apart * self._group.sums(apart)).sum(1, keepdim=True)
-        return (between_groups - self.own * apart.square().sum(1, keepdim=True)).sum().to(apart.dtype)
+    ``table`` holds the number of cells of each label (row) in each group (column).
+    """
+    common, n_group = table / np.sqrt(table.sum(1, keepdims=True)), table.sum(0)
+    overlap = (common * np.linalg.multi_dot([common, common.T, common])).sum(0)
+    each = (n_group**2 - 2 * n_group * (common**2).sum(0) + overlap) / n_group
+    return float(each[n_group > 1].sum())
 
-    def freedom(self, variance: Tensor) -> Tensor:
-        """Return the sum over all pairs of cells of ``M[i, j]**2 * variance[i] * variance[j]``.
 
-        ``variance (B, 1)`` is the variance within each cell's label.
+def squared_norms(tables: Any, variances: Any) -> Any:
+    """Compute the squared norm of the matrix Q, weighted by the variances within labels, from arrays or tensors.
 
-        If all variances are 1, the result is the number of degrees of freedom.
-        """
-        less = (self._less * variance.square()).sum()
-        if self._table is None:
-            return (self._inside * variance.square()).sum() - less
-        of_label, n_label = self._label.first(variance).float(), self._table.sum(1, keepdim=True)
-        n_group = self._table.sum(0)
-        each = torch.where(n_group > 1, 1 / n_group, 0.0)
-        mean = (of_label * self._table).sum(0) * each
-        diagonal = (of_label / n_label * self._table.square()).sum(0) * each
-        # one row per label, one column per group; inner products of columns are large if two groups contain the same
-        # labels
-        common = self._table * (of_label / n_label).sqrt() * each.sqrt()
-        # autocast is disabled because the terms of the result may cancel, which requires full precision
-        with torch.autocast(common.device.type, enabled=False):
-            overlap = (common.T @ common) if common.shape[0] > common.shape[1] else (common @ common.T)
-        squared_norm = mean.square().sum().to(self._weight) - 2 * (mean * diagonal).sum() + overlap.square().sum()
-        return squared_norm - less
+    Parameters
+    ----------
+    tables
+        ``tables`` of a :class:`Pairing` across labels, ``(3, L, G)``.
+    variances
+        Variances of S representations within each label, ``(L, S)``.
+
+    Returns
+    -------
+    The squared norm for each representation, ``(S,)``.
+    """
+    mean, rest, root = tables
+    # one row per label, one column per group; inner products of columns are large if two groups contain the same labels
+    common = root * (variances.T**0.5)[:, :, None]
+    turned = common.swapaxes(1, 2)
+    overlap = turned @ common if len(root) > root.shape[1] else common @ turned
+    return ((mean.T @ variances) * (rest.T @ variances)).sum(0) + (overlap**2).sum((1, 2))
 
 
 class BatchDesign:
     """Labels and environments of a batch, and all quantities of the estimates that do not depend on the features.
 
+    With K environments per cell, there are P = 2 K pairings: within labels for each environment, and then across
+    labels.
+
     Attributes
     ----------
     label
         Groups of the cells with the same label.
-    n_label
-        Number of cells that have the label of a cell, including the cell itself, ``(B, 1)``, float32.
     freedom
         Degrees of freedom within labels: the number of cells minus the number of labels.
     pairings
-        One dictionary per environment of a cell, with the :class:`Pairing` ``"within"`` labels and ``"across"`` labels.
+        The P pairings, each a :class:`Pairing`.
+    weights
+        Weights of squares, ``(P + 1, R)``, from which sums of squares are computed: the value of M of each pairing, and
+        last the total variance, both per cell. The R squares are those of the cells, of the sums over the cells of each
+        label, and of :meth:`environment_sums`.
+    statistic_weights
+        Weights of the pairings in the invariance statistic, ``(P, 1)``.
+    gains
+        Factors that convert the estimated proportions of variance to the scale on which pairings are compared, ``(P,
+        1)``; 0 if the batch lacks pairs within or across labels.
     """
 
     def __init__(self, environments: Environments | Sequence[Environments], labels: Tensor | Groups) -> None:
@@ -555,15 +547,63 @@ class BatchDesign:
             raise ValueError(msg)
         for column in columns:
             _check_codes(column, labels)
-        self.label = Groups.of(labels)
-        self.n_label = self.label.sizes.float()
-        self.freedom = (1 - 1 / self.n_label).sum()
-        self.pairings: list[dict[Partners, Pairing]] = []
-        for column in columns:
-            environment = Groups.of(column)
-            pair = self.label.cross(environment)
-            within, across = Pairing(self.label, pair, pair), Pairing(self.label, environment, pair)
-            self.pairings.append({"within": within, "across": across})
+        self.label = label = Groups.of(labels)
+        self.freedom = len(label) - len(label.counts)
+        grouped = [Groups.of(column) for column in columns]
+        self._pairs = [label.cross(environment) for environment in grouped]
+        # number of the label and of the environment of each pair of label and environment
+        of_pairs = [
+            np.divmod(pair.distinct_labels, len(e.counts)) for pair, e in zip(self._pairs, grouped, strict=True)
+        ]
+        groups = [[np.arange(len(label_of_pair)) for label_of_pair, _ in of_pairs], [e for _, e in of_pairs]]
+        self.pairings = [
+            Pairing(label_of_pair, group, pair.counts, label.counts)
+            for kind in groups
+            for (label_of_pair, _), group, pair in zip(of_pairs, kind, self._pairs, strict=True)
+        ]
+        n, n_columns = len(label), len(columns)
+        starts = np.cumsum([0, n, len(label.counts), *(len(p.group_weights) for p in self.pairings)])
+        weights = np.zeros((len(self.pairings) + 1, starts[-1]))
+        for row, pairing in enumerate(self.pairings):
+            weights[row, :n] = -pairing.own[self._pairs[row % n_columns].codes]
+            weights[row, starts[row + 2] : starts[row + 3]] = pairing.group_weights
+        weights[-1, :n], weights[-1, n : starts[2]] = 1, 1 / label.counts
+        # a column of the environments without any pairs does not count
+        n_resolvable = np.array([p.resolvable for p in self.pairings]).reshape(2, n_columns).sum(0)
+        share = 1 / np.maximum(n_resolvable, 1) / max((n_resolvable > 0).sum(), 1)
+        gains = [n / max(p.gain, 1) for p in self.pairings] * np.tile(n_resolvable == 2, 2)
+        self.weights = copy_to(label.device, weights / n)
+        self.statistic_weights, self.gains = copy_to(label.device, np.stack([np.tile(share, 2), gains])[:, :, None])
+        self._of_squares = copy_to(label.device, np.stack([p.of_squares for p in self.pairings]))
+        self._tables = [None if p.tables is None else copy_to(label.device, p.tables) for p in self.pairings]
+        self._environments = [copy_to(label.device, e) for e in groups[1]]
+
+    def environment_sums(self, values: Tensor) -> list[Tensor]:
+        """Sum ``values (B, D)`` of the cells over the groups of each pairing, one tensor ``(groups, D)`` each."""
+        within = [pair.group_sums(values) for pair in self._pairs]
+        across = [
+            sum_rows(sums, e, len(pairing.group_weights))
+            for sums, e, pairing in zip(within, self._environments, self.pairings[len(within) :], strict=True)
+        ]
+        return [*within, *across]
+
+    def freedoms(self, variances: Tensor) -> Tensor:
+        """Return, for each pairing, the sum over all pairs of cells of ``M[i, j]**2 * variance[i] * variance[j]``.
+
+        Parameters
+        ----------
+        variances
+            Variance of S representations within each label, ``(L, S)``.
+
+        Returns
+        -------
+        The sums, ``(P, S)``. If all variances are 1, they are the numbers of degrees of freedom of the pairings.
+        """
+        found = self._of_squares @ variances.square()
+        for row, tables in enumerate(self._tables):
+            if tables is not None:
+                found[row] += squared_norms(tables, variances)
+        return found
 
 
 def _check_codes(environments: Environments, labels: Tensor | Groups) -> None:
@@ -571,7 +611,7 @@ def _check_codes(environments: Environments, labels: Tensor | Groups) -> None:
 
     Both need one value per cell and at least two cells, and codes of environments must not be floating-point numbers.
     """
-    shapes = [tuple((given.labels if isinstance(given, Groups) else given).shape) for given in (environments, labels)]
+    shapes = [tuple(given.shape) for given in (environments, labels)]
     if len(shapes[1]) != 1 or shapes[0] != shapes[1]:
         msg = f"environments and labels must both be (B,), got {shapes[0]} and {shapes[1]}."
         raise ValueError(msg)

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
+import numpy as np
 import torch
 from torch import Tensor
 
 
+def copy_to(device: torch.device, values: np.ndarray | Tensor) -> Tensor:
+    """Copy an array or a CPU tensor to a device, without waiting for the operations that the device still executes.
+
+    float64 becomes float32 on Apple's GPUs (MPS), which do not support float64.
+    """
+    tensor = torch.as_tensor(values)
+    if device.type == "mps" and tensor.dtype == torch.float64:
+        tensor = tensor.float()
+    # a copy from memory that is not pinned (page-locked) may wait for the GPU
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
+def sum_rows(values: Tensor, index: Tensor, n_groups: int) -> Tensor:
+    """Sum the rows of ``values (N, D)`` over each of G groups, ``(G, D)``; ``index (N,)`` is the group of each row."""
+    empty = torch.zeros(n_groups, values.shape[1], dtype=values.dtype, device=values.device)
+    return empty.index_add(0, index, values)
+
+
 class Groups:
     """Groups of the cells of a batch that have the same label, computed once per batch and used by several losses.
+
+    The groups are computed on the CPU. If the labels are on a GPU, the CPU therefore waits for the GPU once. Batches of
+    the training loader bring their groups along (:meth:`of`), which avoids waiting.
 
     Parameters
     ----------
@@ -20,8 +44,10 @@ class Groups:
         Label of each cell, int64 ``(B,)``.
     n_others
         Number of other cells with the cell's label, for each cell, ``(B,)``.
-    sizes
-        Number of cells with the cell's label, including the cell itself, ``(B, 1)``, float64 (float32 on Apple's GPUs).
+    codes
+        Number of the group of each cell, in ascending order of the labels, int64 array ``(B,)``.
+    counts
+        Number of cells of each of the G groups, int64 array ``(G,)``.
 
     Examples
     --------
@@ -33,23 +59,57 @@ class Groups:
     """
 
     def __init__(self, labels: Tensor) -> None:
-        self.labels = labels.long()
-        # on a GPU, this call makes the CPU wait for the GPU: groups are therefore computed only once
-        found = torch.unique(self.labels, return_inverse=True, return_counts=True)
-        self._distinct_labels, self._index, self._counts = found
-        self._n_groups = len(self._counts)
-        self._crossed: tuple[Groups, Groups] | None = None
-        self.n_others = self._counts[self._index] - 1
-        # Apple's GPUs (MPS) do not support float64
-        self.sizes = (self.n_others[:, None] + 1).to(torch.float32 if labels.device.type == "mps" else torch.float64)
+        self.device, self.shape = labels.device, labels.shape
+        found = np.unique(labels.long().cpu().numpy(), return_inverse=True, return_counts=True)
+        self.distinct_labels, self.codes, self.counts = found
+        self._crossed: tuple[np.ndarray, Groups] | None = None
 
     @classmethod
     def of(cls, labels: Tensor | Groups) -> Groups:
-        """Return the groups of cells with the same label, or ``labels`` unmodified if they are groups already."""
-        return labels if isinstance(labels, Groups) else cls(labels)
+        """Return the groups of cells with the same label, or ``labels`` unmodified if they are groups already.
+
+        If the training loader has computed the groups of these labels (:meth:`attach`), they are not computed again.
+        """
+        known = labels if isinstance(labels, Groups) else getattr(labels, "groups", None)
+        return cls(labels) if known is None else known  # type: ignore[arg-type]
+
+    def attach(self, labels: Tensor) -> Tensor:
+        """Attach these groups to the tensor of their labels, so that :meth:`of` finds them, and return the tensor."""
+        labels.groups = self  # type: ignore[attr-defined]
+        return labels
+
+    def to(self, device: torch.device) -> Groups:
+        """Return these groups with tensors on another device."""
+        if device == self.device:
+            return self
+        groups = Groups.__new__(Groups)
+        groups.device, groups.shape = device, self.shape
+        groups.distinct_labels, groups.codes, groups.counts = self.distinct_labels, self.codes, self.counts
+        groups._crossed = self._crossed and (self._crossed[0], self._crossed[1].to(device))
+        return groups
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """Label of each cell, int64 ``(B,)``."""
+        return copy_to(self.device, self.distinct_labels[self.codes])
+
+    @cached_property
+    def n_others(self) -> Tensor:
+        """Number of other cells with the cell's label, int64 ``(B,)``."""
+        return copy_to(self.device, self.counts[self.codes] - 1)
+
+    @cached_property
+    def group_sizes(self) -> Tensor:
+        """Number of cells of each of the G groups, float32 ``(G, 1)``."""
+        return copy_to(self.device, self.counts[:, None].astype(np.float32))
+
+    @cached_property
+    def index(self) -> Tensor:
+        """Number of the group of each cell, int64 ``(B,)``, on the device of the labels."""
+        return copy_to(self.device, self.codes)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.codes)
 
     def cross(self, others: Groups) -> Groups:
         """Return the groups of cells that have both the same label in this object and the same label in ``others``.
@@ -57,18 +117,15 @@ class Groups:
         These may be the cells with the same perturbation in the same environment. The result is cached, since several
         losses use the same pair of labels.
         """
-        if self._crossed is None or self._crossed[0] is not others:
-            self._crossed = others, Groups(self._index * others._n_groups + others._index)
+        if self._crossed is None or self._crossed[0] is not others.codes:
+            self._crossed = others.codes, self.regroup(self.codes * len(others.counts) + others.codes)
         return self._crossed[1]
 
-    def table(self, others: Groups) -> Tensor:
-        """Count the cells with each combination of a label of this object (rows) and a label of ``others`` (columns).
-
-        Rows and columns are in ascending order of the labels.
-        """
-        size = self._n_groups * others._n_groups
-        counts = torch.bincount(self._index * others._n_groups + others._index, minlength=size)
-        return counts.view(self._n_groups, others._n_groups)
+    def regroup(self, labels: np.ndarray) -> Groups:
+        """Return groups by other labels, integer array ``(B,)``, on the device of these labels."""
+        groups = Groups(torch.from_numpy(labels))
+        groups.device = self.device
+        return groups
 
     def average_over_sets(self, values: Tensor, size: int) -> tuple[Tensor, Groups]:
         """Average ``values (B, D)`` over sets of cells; all cells of a set have the same label.
@@ -88,29 +145,23 @@ class Groups:
         -------
         Mean of each of the ``S`` sets, ``(S, D)``, and the groups of the labels of the sets.
         """
-        counts = self._counts
-        n_sets = torch.maximum(counts // size, counts.clamp(max=2))
-        order = torch.argsort(self._index, stable=True)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[self._index[order]]
-        first_set = (n_sets.cumsum(0) - n_sets)[self._index]
-        of_set = first_set + place * n_sets[self._index] // counts[self._index]
-        labels = self._distinct_labels.repeat_interleave(n_sets)
-        sums = torch.zeros(len(labels), values.shape[1], dtype=values.dtype, device=values.device)
-        return sums.index_add(0, of_set, values) / torch.bincount(of_set)[:, None], Groups(labels)
+        counts = self.counts
+        n_sets = np.maximum(counts // size, np.minimum(counts, 2))
+        order = np.argsort(self.codes, kind="stable")
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order)) - (counts.cumsum() - counts)[self.codes[order]]
+        first_set = (n_sets.cumsum() - n_sets)[self.codes]
+        of_set = self.regroup(first_set + place * n_sets[self.codes] // counts[self.codes])
+        labels = self.regroup(self.distinct_labels.repeat(n_sets))
+        return of_set.group_sums(values) / of_set.group_sizes.to(values.dtype), labels
 
-    def first(self, values: Tensor) -> Tensor:
-        """Return one row of ``values (B, D)`` per label, ``(labels, D)``.
-
-        All cells of a label must have the same values.
-        """
-        empty = torch.zeros(self._n_groups, values.shape[1], dtype=values.dtype, device=values.device)
-        return empty.index_copy(0, self._index, values)
+    def group_sums(self, values: Tensor) -> Tensor:
+        """Return, for each group, the sum of ``values (B, D)`` over its cells, ``(G, D)``."""
+        return sum_rows(values, self.index, len(self.counts))
 
     def sums(self, values: Tensor) -> Tensor:
         """Return, for each cell, the sum of ``values (B, D)`` over all cells with its label, ``(B, D)``.
 
         The sum includes the cell itself.
         """
-        empty = torch.zeros(self._n_groups, values.shape[1], dtype=values.dtype, device=values.device)
-        return empty.index_add(0, self._index, values).index_select(0, self._index)
+        return self.group_sums(values).index_select(0, self.index)

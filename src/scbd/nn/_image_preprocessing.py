@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from scbd._shared.checks import check_choice, size_after_resizing
 from scbd.nn._environment_scaling import EnvironmentScaling
+from scbd.nn._groups import copy_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -250,17 +251,19 @@ def random_orientation(images: Tensor, generator: torch.Generator | None = None)
 
     Images that are not square have four orientations.
     """
-    choice = torch.rand(3, len(images), generator=generator).lt(0.5)
-    if images.shape[-1] != images.shape[-2]:
-        choice[2] = False
-    turned = torch.empty_like(images)
-    # images with the same orientation are processed together, so that each image is copied only once; flipping the
-    # whole batch for each of the three random choices would take three times as long
-    for orientation in itertools.product((False, True), repeat=3):
-        rows = (choice == torch.tensor(orientation)[:, None]).all(0).nonzero()[:, 0].to(images.device)
-        if not len(rows):
-            continue
-        across, down, transposed = orientation
-        some = images[rows].flip([axis for axis, wanted in ((-1, across), (-2, down)) if wanted])
-        turned[rows] = some.transpose(-1, -2) if transposed else some
-    return turned
+    n, channels, height, width = images.shape
+    across, down, transposed = torch.rand(3, n, generator=generator).numpy() < 0.5
+    orientation = across + 2 * down + 4 * transposed * (height == width)
+    # the number, within the batch, of the pixel that each pixel of the result is copied from
+    pixels = _orientations(height, width, images.device).index_select(0, copy_to(images.device, orientation))
+    pixels += torch.arange(0, n * height * width, height * width, device=images.device)[:, None]
+    flat = images.permute(0, 2, 3, 1).reshape(-1, channels).index_select(0, pixels.flatten())
+    return flat.view(n, height, width, channels).permute(0, 3, 1, 2)
+
+
+@lru_cache(maxsize=8)
+def _orientations(height: int, width: int, device: torch.device) -> Tensor:
+    """Return, for each of eight orientations, the number of the pixel that is copied to each pixel, ``(8, H * W)``."""
+    pixels = torch.arange(height * width, device=device).view(height, width)
+    flipped = [pixels.flip(axes) for axes in ([], [1], [0], [0, 1])]
+    return torch.stack([image.flatten() for image in (*flipped, *(image.T for image in flipped))])
