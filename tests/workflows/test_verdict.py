@@ -10,7 +10,7 @@ import pytest
 
 from scbd._workflows.candidates import CellLabels
 from scbd._workflows.compare import MIN_UNSEEN_PERTURBATIONS
-from scbd._workflows.evidence import answer_first_question, predict_environments
+from scbd._workflows.evidence import answer_questions, predict_environments
 from scbd._workflows.verdict import MARGIN, judge_embeddings
 
 pytestmark = pytest.mark.filterwarnings("ignore:Logistic regression")
@@ -167,17 +167,17 @@ def test_judge_embeddings_nested_design_uses_available_labels(column, words):
     assert verdict.best == "clean" and words in verdict.text
 
 
-def test_answer_first_question_unknown_mechanism_is_excluded():
+def test_answer_questions_unknown_mechanism_is_excluded():
     """Genes 9 to 12 have no mechanism: they are neither positives of each other nor negatives."""
     screen = make_nested_screen()
     mechanism = np.where(screen.gene > 8, -1, (screen.gene - 1) // 4)
     known = np.array(["a", "b", ""], dtype=object)[np.where(screen.gene == 0, -1, mechanism)]
     screen.more["mechanisms"] = {"moa": known}
     z = screen.effects(mechanism + 1, 0.5, 3) + screen.noise()
-    found = answer_first_question(screen.labels, {"z": z})
+    found = next(answer_questions(screen.labels, {"z": z}))
     assert found is not None and list(found.labels) == ["a", "b"]
     moved = z + 9 * (screen.gene > 8)[:, None] * screen.rng.normal(size=N_DIMENSIONS)
-    again = answer_first_question(screen.labels, {"z": moved})
+    again = next(answer_questions(screen.labels, {"z": moved}))
     assert again is not None
     pd.testing.assert_frame_equal(found.tables["z"], again.tables["z"])
 
@@ -192,6 +192,21 @@ def test_judge_embeddings_replicates_in_one_week_best_lacks_week_effect():
     verdict = judge_embeddings(screen.labels, {"inputs": inputs, "clean": clean})
     scores = verdict.scores.set_index("embedding")["value"].iloc[:2]
     assert verdict.best == "clean" and scores["inputs"] > scores["clean"]
+
+
+@pytest.mark.parametrize(
+    ("size", "with_mechanisms", "expected"), [(0.25, True, "clean"), (0.25, False, "inputs"), (0.0, True, "inputs")]
+)
+def test_judge_embeddings_uncertain_order_is_decided_by_mechanism_if_given(size, with_mechanisms, expected):
+    screen = Screen(n_genes=12, n_wells=6, n_cells=2_400)
+    mechanism = np.where(screen.gene > 0, (screen.gene - 1) // 2, -1)
+    if with_mechanisms:
+        screen.more["mechanisms"] = {"moa": np.where(mechanism < 0, "", mechanism.astype(str))}
+    noise, own = screen.noise(), screen.of_gene(0.3)
+    inputs, clean = own + noise, 0.5 * own + screen.effects(mechanism + 1, size, 6) + noise
+    verdict = judge_embeddings(screen.labels, {"inputs": inputs, "clean": clean})
+    assert verdict.best == expected
+    assert ("of the same moa" in verdict.text) == (expected == "clean")
 
 
 def test_judge_embeddings_one_gene_per_well_best_is_clean():
@@ -255,11 +270,11 @@ def test_predict_environments_nested_genes_score_is_near_chance():
     assert measure.scores["genes"].value < 0.6
 
 
-def test_answer_first_question_scaled_embedding_resamples_are_paired():
+def test_answer_questions_scaled_embedding_resamples_are_paired():
     """Two embeddings that differ by a scale have equal scores in every resample."""
     screen = Screen()
     z = screen.of_gene(0.3) + screen.noise()
-    found = answer_first_question(screen.labels, {"one": z, "two": 7 * z})
+    found = next(answer_questions(screen.labels, {"one": z, "two": 7 * z}))
     assert found is not None
     measure = found.measure(np.full(len(found.labels), True), seed=0)
     difference = measure.scores["one"].minus(measure.scores["two"])

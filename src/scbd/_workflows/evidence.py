@@ -188,10 +188,10 @@ def _questions_of_replicates(
     yield anywhere
 
 
-def answer_first_question(labels: CellLabels, embeddings: Embeddings) -> AnsweredQuestion | None:
-    """Score all embeddings on the most preferred retrieval task for which enough perturbations have replicates.
+def answer_questions(labels: CellLabels, embeddings: Embeddings) -> Iterator[AnsweredQuestion]:
+    """Score all embeddings on the retrieval tasks that have enough replicates, preferred tasks first.
 
-    See :func:`list_questions` for the tasks.
+    See :func:`list_questions` for the tasks. A task is scored when it is requested from the iterator.
 
     Parameters
     ----------
@@ -200,9 +200,9 @@ def answer_first_question(labels: CellLabels, embeddings: Embeddings) -> Answere
     embeddings
         Embeddings ``(N, D)`` of all cells by name.
 
-    Returns
-    -------
-    Retrieval task with the scores of the embeddings; `None` if no task has enough perturbations with replicates (see
+    Yields
+    ------
+    Retrieval task with the scores of the embeddings. Tasks with too few replicates are skipped (see
     :data:`MIN_WITH_REPLICATES` and :data:`MIN_FRACTION_AT_OTHER_POSITIONS`).
     """
     inputs = next(iter(embeddings.values()))
@@ -214,10 +214,8 @@ def answer_first_question(labels: CellLabels, embeddings: Embeddings) -> Answere
             n_anywhere = len(_score_question(labels, question.relaxed, inputs))
             needed = max(needed, MIN_FRACTION_AT_OTHER_POSITIONS * n_anywhere)
         if len(_score_question(labels, question, inputs)) >= needed:
-            return AnsweredQuestion(
-                question, {name: _score_question(labels, question, z) for name, z in embeddings.items()}
-            )
-    return None
+            tables = {name: _score_question(labels, question, z) for name, z in embeddings.items()}
+            yield AnsweredQuestion(question, tables)
 
 
 def _score_question(labels: CellLabels, question: Question, embedding: np.ndarray) -> pd.DataFrame:

@@ -178,7 +178,8 @@ def run(
     out
         Directory of the results. It is created if it is missing.
     mechanism_key
-        Column or columns of ``obs`` with a label that several perturbations share, such as the mechanism of action.
+        Column or columns of ``obs`` with a label that several perturbations share, such as the mechanism of action. If
+        the order of embeddings in retrieving replicates is uncertain, retrieval of the mechanism decides between them.
     guide_key
         Column of ``obs`` with the reagent of each cell, such as the guide RNA.
     erm

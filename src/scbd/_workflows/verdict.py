@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 
 from scbd._workflows.compare import CONFIDENCE_LEVEL, MIN_HELD_OUT_CELLS, MIN_UNSEEN_PERTURBATIONS
-from scbd._workflows.evidence import SCORE_COLUMNS, answer_first_question, predict_environments, predict_perturbations
+from scbd._workflows.evidence import SCORE_COLUMNS, answer_questions, predict_environments, predict_perturbations
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from scbd._workflows.candidates import CellLabels
     from scbd._workflows.evidence import AnsweredQuestion, Measure
@@ -69,15 +69,21 @@ def judge_embeddings(labels: CellLabels, embeddings: Mapping[str, np.ndarray], *
     if n_held_out < MIN_HELD_OUT_CELLS:
         text = f"No embedding is called best: {n_held_out} cells were held out, and {MIN_HELD_OUT_CELLS} are needed."
         return Verdict(None, text)
-    found = answer_first_question(labels, embeddings)
+    answers = answer_questions(labels, embeddings)
+    found = next(answers, None)
     if found is None:
         return _judge_by_probes(labels, embeddings, seed)
-    return _judge_by_retrieval(labels, found, embeddings, seed)
+    return _judge_by_retrieval(labels, found, answers, embeddings, seed)
 
 
 def _judge_by_retrieval(
-    labels: CellLabels, found: AnsweredQuestion, embeddings: Mapping[str, np.ndarray], seed: int
+    labels: CellLabels,
+    found: AnsweredQuestion,
+    further: Iterator[AnsweredQuestion],
+    embeddings: Mapping[str, np.ndarray],
+    seed: int,
 ) -> Verdict:
+    """Name the best embedding by the retrieval task ``found``, or by further tasks if the first does not decide."""
     groups = _groups_of_perturbations(labels, found)
     measures = {group: found.measure(rows, group, seed=seed) for group, rows in groups.items()}
     decisive, *others = measures
@@ -87,12 +93,16 @@ def _judge_by_retrieval(
         environments = predict_environments(labels, embeddings, seed=seed)
         considered = _embeddings_without_environment(scores, environments)
     best = _choose_simplest_of_best({name: scores[name].value for name in considered})
+    tie = None if found.question.label is not labels.y else _break_tie(labels, scores, considered, best, further, seed)
+    if tie is not None:
+        best = tie.best
     if found.question.crosses_environments:
         # Classifiers that predict the environment (probes) are slow to train, and the best embedding is already chosen
         # here. They are therefore trained only for the embeddings that the text of the verdict mentions.
         compared = {name: z for name, z in embeddings.items() if name in _compared_names(scores, best)}
         environments = predict_environments(labels, compared, seed=seed)
-    table = pd.concat([measure.table() for measure in (*measures.values(), *environments.values())], ignore_index=True)
+    shown = [*measures.values(), *([] if tie is None else [tie.measure]), *environments.values()]
+    table = pd.concat([measure.table() for measure in shown], ignore_index=True)
     replicates = pd.DataFrame({name: each["average_precision"] for name, each in found.tables.items()})
     gain = found.gain(best, groups[decisive], seed=seed)
     if gain.value <= 0 or gain.interval(CONFIDENCE_LEVEL)[0] <= 0:
@@ -104,7 +114,7 @@ def _judge_by_retrieval(
     text = (
         f"'{best}' is best: profiles (means of held-out cells) retrieve {found.question.words} with an average "
         f"precision of {scores[best].value:.2f} (chance {scores[best].chance:.2f}; {int(scores[best].n_units)} "
-        f"perturbations{decisive}). {_describe_lead(scores, considered, best)}."
+        f"perturbations{decisive}). {tie.text if tie else _describe_lead(scores, considered, best)}."
     )
     notes = [
         f"{measures[group].words}: {_format_scores(measures[group].scores, _compared_names(scores, best))}."
@@ -112,6 +122,68 @@ def _judge_by_retrieval(
     ]
     notes += _notes_of_design(labels, found, scores, considered)
     return Verdict(best, f"{text} {_state_environments(labels, environments, best)}", notes, table, replicates)
+
+
+class BrokenTie(NamedTuple):
+    """Decision between embeddings whose scores on the first retrieval task differ too little to decide."""
+
+    best: str
+    """Name of the embedding that is best on the second task."""
+    measure: Measure
+    """Scores of all embeddings on the second task."""
+    text: str
+    """Part of the verdict that states both comparisons."""
+
+
+def _break_tie(
+    labels: CellLabels,
+    scores: Mapping[str, EstimatedScore],
+    considered: Collection[str],
+    best: str,
+    further: Iterator[AnsweredQuestion],
+    seed: int,
+) -> BrokenTie | None:
+    """Choose by mechanism between embeddings whose order in retrieving replicates is uncertain.
+
+    Replicates of a compound often lie on plates of one week. An embedding that shows the week then finds them more
+    easily. Perturbations with the same mechanism usually lie in several weeks.
+
+    Parameters
+    ----------
+    labels
+        Labels of all cells.
+    scores
+        Scores of all embeddings in retrieving replicates.
+    considered, best
+        Names of the embeddings to choose from, and of the one with the best score.
+    further
+        The less preferred retrieval tasks, with the scores of all embeddings.
+    seed
+        Seed of bootstrap resamples.
+
+    Returns
+    -------
+    The decision. `None` if mechanisms are not given or have too few perturbations, or if no embedding of uncertain
+    order is significantly better than ``best`` at retrieving the mechanism.
+    """
+    tied = [name for name in considered if not scores[best].minus(scores[name]).interval(CONFIDENCE_LEVEL)[0] > 0]
+    mechanisms = list((labels.mechanisms or {}).values())
+    is_mechanism = (each for each in further if any(each.question.label is label for label in mechanisms))
+    found = next(is_mechanism, None) if mechanisms and len(tied) > 1 else None
+    if found is None:
+        return None
+    measure = found.measure(np.ones(len(found.labels), dtype=bool), seed=seed)
+    leader = _choose_simplest_of_best({name: measure.scores[name].value for name in tied})
+    low, high = measure.scores[leader].minus(measure.scores[best]).interval(CONFIDENCE_LEVEL)
+    if leader == best or not low > 0:
+        return None
+    difference = measure.scores[leader].value - measure.scores[best].value
+    text = (
+        f"'{best}' has {scores[best].value:.2f}, but the order of the two is uncertain, and '{leader}' retrieves "
+        f"{found.question.words} with {measure.scores[leader].value:.2f}, '{best}' with "
+        f"{measure.scores[best].value:.2f}, a difference of {difference:.2f} (95 % interval {low:.2f} to {high:.2f})"
+    )
+    return BrokenTie(leader, measure, text)
 
 
 def _groups_of_perturbations(labels: CellLabels, found: AnsweredQuestion) -> dict[str, np.ndarray]:
