@@ -19,7 +19,7 @@ import anndata
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import scbd
@@ -107,6 +107,8 @@ def spell(value: Any) -> Any:
 @given(frame=tables(), dialect=dialects, missing=st.sampled_from(["", "NA", "nan", "NULL", "None", "n/a"]))
 def test_read_profiles_any_dialect_returns_written_spellings_and_values(tmp_path, ending, frame, dialect, missing):
     frame.loc[len(frame) - 1, "Cells_a0"] = np.nan
+    # lines with names of rows whose last field is always empty have the same form as lines that end with a delimiter
+    assume(not (dialect["rows"] == "R" and missing == "" and frame.iloc[:, -1].isna().all()))
     path = tmp_path / f"t{ending}"
     write_text(frame, path, dialect, missing)
     found = read_profiles(path, missing="keep")

@@ -200,7 +200,7 @@ def test_separate_columns_remove_plate_and_position_on_new_plates():
     assert one[0] < 0.15 and both[0] < 0.15
     assert one[1] > 0.05 and both[1] < 0.02  # by chance .01
     # of their cross there is one well each, of which nothing can be learned
-    with pytest.raises(ValueError, match="label of its own"):
+    with pytest.raises(ValueError, match="environment of its own"):
         of_wells(wells, setup | {"e_columns": "crossed"}, encoder="linear").train(**WHOLE)
 
 
