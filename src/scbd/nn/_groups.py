@@ -40,10 +40,6 @@ class Groups:
 
     Attributes
     ----------
-    labels
-        Label of each cell, int64 ``(B,)``.
-    n_others
-        Number of other cells with the cell's label, for each cell, ``(B,)``.
     codes
         Number of the group of each cell, in ascending order of the labels, int64 array ``(B,)``.
     counts
