@@ -21,6 +21,7 @@ from scbd.baselines import ERMModel
 from scbd.data import write_screen
 from scbd.data._block_store import BlockStore
 from scbd.metrics import aggregate, batch_probe
+from scbd.model import _embed
 from scbd.model._embed import keep_freed_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
@@ -186,6 +187,19 @@ def test_embed_non_finite_pixels_raises_with_rows(of_floats, classifier, tmp_pat
     cells.obs["well"] = "new"  # which is known by all of its cells but these
     z = of_floats.get_latent_representation(cells, indices=fine)
     np.testing.assert_array_equal(z, of_floats.get_latent_representation(cells[fine].copy()))
+
+
+@pytest.mark.parametrize("n_ahead", [1, 3, 99])
+def test_embed_groups_started_ahead_give_same_embeddings_and_errors(of_floats, tmp_path, monkeypatch, n_ahead):
+    cells = named(make_cells(60, dtype="float32"))
+    expected = of_floats.get_latent_representation(cells, batch_size=8)
+    monkeypatch.setattr(_embed, "_n_groups_ahead", lambda device: n_ahead)  # as on a GPU
+    np.testing.assert_array_equal(of_floats.get_latent_representation(cells, batch_size=8), expected)
+    on_disk = of_floats.embed_to(tmp_path / "z.zarr", cells, batch_size=8)
+    np.testing.assert_array_equal(np.asarray(on_disk.obsm["X_scbd_c"]), expected)
+    cells.obsm[IMAGE_KEY][[21, 40], 1, 3, 3] = np.nan
+    with pytest.raises(ValueError, match="rows 21"):
+        of_floats.get_latent_representation(cells, batch_size=8)
 
 
 def test_embed_non_finite_output_raises_with_cause():
@@ -420,6 +434,7 @@ def test_embed_inputs_in_other_units_warns(changed, images):
 # pages that the system hands out for blocks that were freed before: by default, within, and after an error
 COUNT = """
 import resource, torch, scbd
+from scbd.model import _embed
 from scbd.model._embed import keep_freed_memory
 
 def pages():

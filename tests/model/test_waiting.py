@@ -138,3 +138,19 @@ def test_step_reads_no_value_of_device(kind, name, monkeypatch):
     losses = module(images, y, e, generator=torch.Generator().manual_seed(0))
     losses.loss.backward()
     assert {value.device.type for value in (losses.loss, *losses.parts.values())} == {"meta"}
+
+
+@pytest.mark.parametrize("name", ["default", "controls", "columns", "augment"])
+def test_start_of_an_embedding_waits_for_nothing(name):
+    labels, settings, training = OPTIONS[name]
+    cells = with_plates()
+    SCBDModel.setup_anndata(cells, **{"y_key": "gene", "e_key": "well"} | labels)
+    model = SCBDModel(cells, encoder="small", n_latent=6, **settings)
+    model.train(max_steps=2, batch_size=48, enable_progress_bar=False, **training)
+    embedder, rows = model._make_embedder(None, ["c", "s"], "embedding", None), slice(0, 20)
+    read = torch.from_numpy(np.ascontiguousarray(embedder.source.read(rows)))
+    model.module.eval()
+    with torch.inference_mode(), WaitingOperations() as operations:
+        started = embedder._start(rows, read, torch.device("cpu"))
+    assert not operations.found
+    assert {block: len(z) for block, z in started.values.items()} == {"c": 20, "s": 20}

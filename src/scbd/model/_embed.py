@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import sys
+from collections import deque
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -38,6 +39,7 @@ from scbd.model._minified import (
 )
 from scbd.model._setup import SetupMixin
 from scbd.nn._distributed import rank_and_world_size, wait_for_all
+from scbd.nn._groups import copy_to
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -102,6 +104,26 @@ def keep_freed_memory(device: torch.device) -> Iterator[None]:
         library.malloc_trim(0)
 
 
+class _StartedGroup(NamedTuple):
+    """Group of cells whose embedding was started, and may not be finished on a GPU."""
+
+    part: slice | np.ndarray
+    """Rows of the cells in their table."""
+    inputs: torch.Tensor
+    """Inputs of the cells, on the device."""
+    is_finite: torch.Tensor
+    """Whether all inputs are finite, in CPU memory; valid after :attr:`copied`."""
+    values: dict[BlockName, torch.Tensor]
+    """Embeddings by block, ``(n, D)``, in CPU memory; valid after :attr:`copied`."""
+    copied: torch.cuda.Event | None
+    """Event that the GPU reaches when the embeddings are copied; `None` on other devices."""
+
+
+def _n_groups_ahead(device: torch.device) -> int:
+    """Return the number of further groups whose embedding is started before that of a group is finished."""
+    return 1 if device.type == "cuda" else 0
+
+
 class Embedder(NamedTuple):
     """Module, inputs, settings and corrections with which the cells of one table are embedded.
 
@@ -148,29 +170,71 @@ class Embedder(NamedTuple):
             If inputs are not finite, or the embedding of finite inputs is not finite. The message names the rows.
         """
         self.module.eval()
-        device, e, scaling, offsets = self.module.device, None, None, None
+        device, started = self.module.device, deque[_StartedGroup]()
+        n_ahead = _n_groups_ahead(device)
         reader = closing(prefetch(read_tensor(self.source, part) for part in parts))
         with keep_freed_memory(device), reader as batches:
             for part, read in zip(parts, batches, strict=True):
                 # The inference mode of torch must not include the yield: if the caller abandons the generator,
                 # inference mode would stay on.
                 with torch.inference_mode():
-                    inputs = read.to(device, non_blocking=True)
-                    check_finite_inputs(inputs, part)
-                    if self.environments is not None:
-                        codes, scaling, offsets = self.environments
-                        e = torch.from_numpy(codes[part]).to(device)
-                    values = {}
-                    for block in self.blocks:
-                        how = (e, scaling) if block == "c" else ()
-                        z = self.module.embed(inputs, block, self.representation, *how).float()
-                        z = offsets(z, e) if offsets is not None and block == "c" else z
-                        values[block] = z.cpu().numpy()
-                for block, embedding in values.items():
-                    _check_finite_embedding(self.module, embedding, part)
-                    if block in self.centers:
-                        embedding -= self.centers[block]
-                yield values
+                    started.append(self._start(part, read, device))
+                if len(started) > n_ahead:
+                    yield self._finish(started.popleft())
+            while started:
+                yield self._finish(started.popleft())
+
+    def _start(self, part: slice | np.ndarray, read: torch.Tensor, device: torch.device) -> _StartedGroup:
+        """Start to embed a group of cells. On a CUDA GPU, no operation is waited for.
+
+        The inputs are copied in a stream of their own, so that the GPU can still embed the previous group.
+
+        Parameters
+        ----------
+        part, read
+            Rows of the cells in their table, and their inputs in CPU memory.
+        device
+            Device of the module.
+        """
+        copied = None
+        if device.type == "cuda":
+            current, copies = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+            with torch.cuda.stream(copies):
+                inputs = read.to(device, non_blocking=True)
+            current.wait_stream(copies)
+            inputs.record_stream(current)
+        else:
+            inputs = read.to(device)
+        is_finite = torch.tensor(data=True)
+        if inputs.is_floating_point():
+            is_finite = inputs.isfinite().all().to("cpu", non_blocking=True)
+        e = scaling = offsets = None
+        if self.environments is not None:
+            codes, scaling, offsets = self.environments
+            e = copy_to(device, codes[part])
+        values = {}
+        for block in self.blocks:
+            how = (e, scaling) if block == "c" else ()
+            z = self.module.embed(inputs, block, self.representation, *how).float()
+            z = offsets(z, e) if offsets is not None and block == "c" else z
+            values[block] = z.to("cpu", non_blocking=True)
+        if device.type == "cuda":
+            copied = torch.cuda.Event()
+            copied.record(torch.cuda.current_stream(device))
+        return _StartedGroup(part, inputs, is_finite, values, copied)
+
+    def _finish(self, group: _StartedGroup) -> dict[BlockName, np.ndarray]:
+        """Wait for the embeddings of a group of cells, check them, and centre them on the controls."""
+        if group.copied is not None:
+            group.copied.synchronize()
+        if not group.is_finite:
+            check_finite_inputs(group.inputs, group.part)
+        values = {block: embedding.numpy() for block, embedding in group.values.items()}
+        for block, embedding in values.items():
+            _check_finite_embedding(self.module, embedding, group.part)
+            if block in self.centers:
+                embedding -= self.centers[block]
+        return values
 
     def digest(self, obs: pd.DataFrame, settings: list[Any]) -> str:
         """Return the SHA-256 digest of the weights, inputs, cells and settings that determine the embeddings.
