@@ -233,6 +233,7 @@ def test_sound_files_are_not_called_damaged(tmp_path, write, error, message):
     [
         ("Metadata_Well;Cells_a;Cells_b\nA01;1,5;2\nA02;2,5;3\n", TypeError, "Cells_a.*line 2.*commas are decimal"),
         ('Metadata_Well,Cells_a\nA01,"1,5"\nA02,"2,5"\n', TypeError, "Cells_a.*commas are decimal"),
+        ("Metadata_Well,Cells_a\nA01,1.5 %\nA02,2%\n", TypeError, "Cells_a.*percent signs"),
     ],
 )
 def test_how_numbers_and_columns_are_written_is_told(tmp_path, text, error, message):
@@ -506,3 +507,14 @@ def test_real_profiles(shared):
     found = read_profiles(path, features=known.var_names)
     np.testing.assert_array_equal(found[:, known.var_names].X, known.X)
     assert set(found.obs) == set(known.obs)
+
+
+def test_read_profiles_plate_named_in_two_cases_in_two_files_raises(tmp_path):
+    for name, plate in (("Metadata_Plate", "P1"), ("metadata_plate", "P2")):
+        table = pd.DataFrame({name: plate, "Metadata_Well": ["A01", "A02"], "Cells_a": [0.5, 1.5]})
+        table.to_csv(tmp_path / f"{plate}.csv", index=False)
+    with pytest.raises(ValueError, match=r"Metadata_Plate, metadata_plate"):
+        read_profiles(tmp_path)
+    both = pd.DataFrame({"Plate": ["1", "2"], "plate": ["a", "b"], "Cells_a": [0.5, 1.5]})
+    both.to_csv(tmp_path / "one.csv", index=False)
+    assert list(read_profiles(tmp_path / "one.csv").obs) == ["Plate", "plate"]

@@ -250,6 +250,14 @@ def read_table_of_features(
         obs = _join_table(obs, table if isinstance(table, pd.DataFrame) else read_table_file(table), on, where)
     log_columns(where, obs, list(dict.fromkeys(name for one in tables for name in one.dropped)), len(names))
     groups = {column: obs[column] for column in obs if _PLATE.search(column)}
+    # a column that has another name in some files has no values in these files
+    in_part = [column for column, plates in groups.items() if plates.isna().any()]
+    if len(read) > 1 and len({column.casefold() for column in in_part}) < len(in_part):
+        msg = (
+            f"{where} call the plate by names that differ in case only ({join_first(in_part)}): give the column the "
+            "same name in all files, with table.rename(columns=…)."
+        )
+        raise ValueError(msg)
     for column, plates in groups.items():
         if plates.isna().any():
             said.append(
@@ -538,8 +546,11 @@ def _feature_values(
     if no_numbers:
         name = next(iter(no_numbers))
         what = _advice_on_lists(name) if _holds_lists(table[name]) else "name the others with features=…"
-        if table[name].astype(str).str.fullmatch(r"-?\d[\d.]*(,\d+)+(\.\d+)?").any():
+        texts = pd.concat([table[one].astype(str) for one in no_numbers])
+        if texts.str.fullmatch(r"-?\d[\d.]*(,\d+)+(\.\d+)?").any():
             what = "commas are decimal there, or separate thousands: pandas.read_csv(…, decimal=','), or thousands=','"
+        elif texts.str.fullmatch(r"-?[\d.]+\s*%").any():
+            what = "remove the percent signs"
         msg = f"{where} has features that are no numbers ({join_first(no_numbers.values())}): {what}."
         raise TypeError(msg)
     if with_text:
