@@ -151,6 +151,6 @@ def test_start_of_an_embedding_waits_for_nothing(name):
     read = torch.from_numpy(np.ascontiguousarray(embedder.source.read(rows)))
     model.module.eval()
     with torch.inference_mode(), WaitingOperations() as operations:
-        started = embedder._start(rows, read, torch.device("cpu"))
+        started = embedder._start(rows, read, torch.device("cpu"), None)
     assert not operations.found
     assert {block: len(z) for block, z in started.values.items()} == {"c": 20, "s": 20}

@@ -172,22 +172,24 @@ class Embedder(NamedTuple):
         self.module.eval()
         device, started = self.module.device, deque[_StartedGroup]()
         n_ahead = _n_groups_ahead(device)
+        # one stream for all groups, since each stream of CUDA keeps freed memory for itself
+        copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         reader = closing(prefetch(read_tensor(self.source, part) for part in parts))
         with keep_freed_memory(device), reader as batches:
             for part, read in zip(parts, batches, strict=True):
                 # The inference mode of torch must not include the yield: if the caller abandons the generator,
                 # inference mode would stay on.
                 with torch.inference_mode():
-                    started.append(self._start(part, read, device))
+                    started.append(self._start(part, read, device, copies))
                 if len(started) > n_ahead:
                     yield self._finish(started.popleft())
             while started:
                 yield self._finish(started.popleft())
 
-    def _start(self, part: slice | np.ndarray, read: torch.Tensor, device: torch.device) -> _StartedGroup:
-        """Start to embed a group of cells. On a CUDA GPU, no operation is waited for.
-
-        The inputs are copied in a stream of their own, so that the GPU can still embed the previous group.
+    def _start(
+        self, part: slice | np.ndarray, read: torch.Tensor, device: torch.device, copies: torch.cuda.Stream | None
+    ) -> _StartedGroup:
+        """Start to embed a group of cells. On a CUDA GPU, the CPU does not wait for the result.
 
         Parameters
         ----------
@@ -195,19 +197,22 @@ class Embedder(NamedTuple):
             Rows of the cells in their table, and their inputs in CPU memory.
         device
             Device of the module.
+        copies
+            Stream of a CUDA GPU in which inputs are copied while the GPU still embeds the previous group; `None` on
+            other devices, where all copies are complete when this method returns.
         """
-        copied = None
-        if device.type == "cuda":
-            current, copies = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+        copied, is_cuda = None, copies is not None
+        if copies is None:
+            inputs = read.to(device)
+        else:
+            current = torch.cuda.current_stream(device)
             with torch.cuda.stream(copies):
                 inputs = read.to(device, non_blocking=True)
             current.wait_stream(copies)
             inputs.record_stream(current)
-        else:
-            inputs = read.to(device)
         is_finite = torch.tensor(data=True)
         if inputs.is_floating_point():
-            is_finite = inputs.isfinite().all().to("cpu", non_blocking=True)
+            is_finite = inputs.isfinite().all().to("cpu", non_blocking=is_cuda)
         e = scaling = offsets = None
         if self.environments is not None:
             codes, scaling, offsets = self.environments
@@ -217,8 +222,8 @@ class Embedder(NamedTuple):
             how = (e, scaling) if block == "c" else ()
             z = self.module.embed(inputs, block, self.representation, *how).float()
             z = offsets(z, e) if offsets is not None and block == "c" else z
-            values[block] = z.to("cpu", non_blocking=True)
-        if device.type == "cuda":
+            values[block] = z.to("cpu", non_blocking=is_cuda)
+        if is_cuda:
             copied = torch.cuda.Event()
             copied.record(torch.cuda.current_stream(device))
         return _StartedGroup(part, inputs, is_finite, values, copied)

@@ -10,15 +10,17 @@ from torch import Tensor
 
 
 def copy_to(device: torch.device, values: np.ndarray | Tensor) -> Tensor:
-    """Copy an array or a CPU tensor to a device, without waiting for the operations that the device still executes.
+    """Copy an array or a CPU tensor to a device. On a CUDA GPU, the CPU does not wait until the copy is complete.
 
     float64 becomes float32 on Apple's GPUs (MPS), which do not support float64.
     """
     tensor = torch.as_tensor(values)
     if device.type == "mps" and tensor.dtype == torch.float64:
         tensor = tensor.float()
+    if device.type != "cuda":
+        return tensor.to(device)
     # a copy from memory that is not pinned (page-locked) may wait for the GPU
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def sum_rows(values: Tensor, index: Tensor, n_groups: int) -> Tensor:
