@@ -331,7 +331,7 @@ def simulated_screen_plates(*, seed: int = 0, fold: int = 0, n_left_out: int = 1
         )
         raise ValueError(msg)
     left_out = np.isin(plates, np.roll(names, -fold)[:n_left_out])
-    cells.obs["split"] = _learned_elsewhere(left_out, [seed, fold])
+    cells.obs["split"] = loaders.leave_out(left_out, [seed, fold])
     return cells
 
 
@@ -360,7 +360,7 @@ def funk22_plates(path: str | os.PathLike[str], *, seed: int = 0, n_cells: int |
         plates = ", ".join(sorted(set(cells.obs["plate"].astype(str))))
         msg = f"Plates {' and '.join(_LEFT_OUT)} are scored, and others learned from; there are {plates}."
         raise ValueError(msg)
-    cells.obs["split"] = _learned_elsewhere(left_out, [seed])
+    cells.obs["split"] = loaders.leave_out(left_out, [seed])
     return cells
 
 
@@ -369,11 +369,6 @@ def _split_names(parts: Split, n_cells: int) -> np.ndarray:
     names = np.full(n_cells, "test", dtype=object)
     names[parts.train], names[parts.validation] = "train", "validation"
     return names
-
-
-def _learned_elsewhere(left_out: np.ndarray, seed: Sequence[int]) -> np.ndarray:
-    validation = np.random.default_rng(seed).random(len(left_out)) < 0.025
-    return np.where(left_out, "test", np.where(validation, "validation", "train"))
 
 
 def drawn_screen_fold(*, seed: int = 0, n_cells: int = 3_000) -> AnnData:

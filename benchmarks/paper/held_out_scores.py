@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
@@ -11,6 +11,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from paper.datasets import in_part
+from paper.scores import PROBE_KINDS
 from scbd._shared.labels import label_values
 from scbd.metrics import label_probe
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from paper.datasets import Dataset
-
-_KINDS: tuple[Literal["linear", "quadratic", "neighbours"], ...] = ("linear", "quadratic", "neighbours")
 
 
 def held_out_scores(adata: AnnData, embedding: np.ndarray, dataset: Dataset, name: str) -> dict[str, float]:
@@ -55,7 +54,7 @@ def held_out_scores(adata: AnnData, embedding: np.ndarray, dataset: Dataset, nam
     seen = np.isin(y[scored], y[train])
     scores = {f"{name} held out": float(balanced_accuracy_score(y[scored][seen], predicted[seen]))}
     probed = (is_control if is_control.any() else np.ones(len(y), dtype=bool)) & np.isin(e, e[train])
-    for kind in _KINDS:
+    for kind in PROBE_KINDS:
         probe = label_probe(z[probed], e[probed], kind=kind, train=train[probed])
         scores[f"{name} environment, {kind}"] = probe["f1"]
         scores[f"environment chance, {kind}"] = probe["chance_f1"]

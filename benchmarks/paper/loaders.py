@@ -378,6 +378,12 @@ def funk22_cellprofiler(path: str | os.PathLike[str], *, n_cells: int | None = N
     return AnnData(obs=obs, obsm={"X_cellprofiler": table[features].to_numpy(np.float32)})
 
 
+def leave_out(left_out: np.ndarray, seed: int | Sequence[int], validation_share: float = 0.025) -> np.ndarray:
+    """Return the part of each cell: ``"test"`` if left out, otherwise ``"train"`` or, at random, ``"validation"``."""
+    validation = np.random.default_rng(seed).random(len(left_out)) < validation_share
+    return np.where(left_out, "test", np.where(validation, "validation", "train"))
+
+
 def read_images(paths: Sequence[Path], size: int) -> np.ndarray:
     """Image files as RGB, resized to a square (bilinear, antialiased): uint8 ``(N, 3, size, size)``.
 

@@ -11,6 +11,7 @@ import pandas as pd
 from anndata import AnnData
 from PIL import Image
 
+from paper.loaders import leave_out
 from scbd._shared.keys import IMAGE_KEY
 from scbd.data import resize_images
 
@@ -22,7 +23,7 @@ _IMAGE_SIZE = 32
 # fraction of the plates that are held out in one fold
 _HELD_OUT_PLATES = 0.25
 # fraction of the cells outside of the held-out environments that are not trained on
-_VALIDATION = 0.2
+_VALIDATION_SHARE = 0.2
 MITOSIS_FILE = "mitosis_scanners.parquet"
 BBBC021_FILES = ("bbbc021_many_plates.npz", "bbbc021_many_plates_obs.csv")
 MITOCHECK_FILES = ("mitocheck_crops_1x64x64.npz", "mitocheck_obs.csv")
@@ -49,7 +50,7 @@ def mitosis_scanners(path: str | os.PathLike[str], *, seed: int = 0, fold: int =
     images = np.stack([np.asarray(Image.open(io.BytesIO(jpeg)).convert("RGB")) for jpeg in table["jpeg"]])
     cells = _halved(table.drop(columns="jpeg"), images.transpose(0, 3, 1, 2))
     scanners = np.unique(cells.obs["scanner"].astype(str))
-    return _hold_out(cells, (cells.obs["scanner"] == scanners[fold]).to_numpy(), seed)
+    return _with_split(cells, (cells.obs["scanner"] == scanners[fold]).to_numpy(), seed)
 
 
 def bbbc021_crops(path: str | os.PathLike[str], *, seed: int = 0, fold: int = 0) -> AnnData:
@@ -78,10 +79,8 @@ def mitocheck_crops(path: str | os.PathLike[str], *, seed: int = 0, fold: int = 
     ----------
     path
         Folder with ``mitocheck_crops_1x64x64.npz`` (``images``) and ``mitocheck_obs.csv``.
-    seed
-        Seed of the validation cells.
-    fold
-        Number of the random choice of plates.
+    seed, fold
+        See :func:`bbbc021_crops`.
 
     Returns
     -------
@@ -107,11 +106,9 @@ def _halved(obs: pd.DataFrame, images: np.ndarray) -> AnnData:
 def _hold_out_plates(cells: AnnData, seed: int, fold: int) -> AnnData:
     plates = cells.obs["plate"].astype(str)
     names = np.random.default_rng(fold).permutation(np.unique(plates))
-    return _hold_out(cells, plates.isin(names[: round(_HELD_OUT_PLATES * len(names))]).to_numpy(), seed)
+    return _with_split(cells, plates.isin(names[: round(_HELD_OUT_PLATES * len(names))]).to_numpy(), seed)
 
 
-def _hold_out(cells: AnnData, held_out: np.ndarray, seed: int) -> AnnData:
-    """Write ``obs["split"]``: ``"test"`` for held-out cells, ``"validation"`` for a random fifth of the others."""
-    validation = np.random.default_rng(seed).random(len(held_out)) < _VALIDATION
-    cells.obs["split"] = np.where(held_out, "test", np.where(validation, "validation", "train"))
+def _with_split(cells: AnnData, held_out: np.ndarray, seed: int) -> AnnData:
+    cells.obs["split"] = leave_out(held_out, seed, _VALIDATION_SHARE)
     return cells

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _PROBE_CELLS = 20_000
 # of p values, which no table shows
 _PERMUTATIONS = 100
-_KINDS: tuple[Literal["linear", "quadratic", "neighbours"], ...] = ("linear", "quadratic", "neighbours")
+PROBE_KINDS: tuple[Literal["linear", "quadratic", "neighbours"], ...] = ("linear", "quadratic", "neighbours")
 # several scores of one run side by side in its row: whose scores have their plain names; before the name of a score, of
 # other variants; and what chance gives
 AS_IT_IS, SEPARATOR, CHANCE = "as it is", ": ", "chance"
@@ -338,7 +338,7 @@ def profile_scores(adata: AnnData, embedding: np.ndarray, dataset: Dataset) -> d
 
 def environment_scores(embedding: np.ndarray, environments: np.ndarray) -> dict[str, float]:
     """Accuracy with which probes of three kinds read the environment."""
-    return {f"e, {kind}": label_probe(embedding, environments, kind=kind)["accuracy"] for kind in _KINDS}
+    return {f"e, {kind}": label_probe(embedding, environments, kind=kind)["accuracy"] for kind in PROBE_KINDS}
 
 
 def across_environments(adata: AnnData, embedding: np.ndarray, dataset: Dataset) -> dict[str, float]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from paper.grids.shared import Budget, Experiment, seeds_of
-from paper.reports import Column, table
+from paper.reports import Column, names_of, table
+from paper.scores import PROBE_KINDS
 from paper.trials import Trial
 
 if TYPE_CHECKING:
@@ -36,16 +37,15 @@ _LENGTHS: dict[str, dict[str, Any]] = {
     "small": {"max_steps": 200, "batch_size": 256},
     "paper": {"max_steps": 1_000, "batch_size": 256},
 }
-_PROBES = ("linear", "quadratic", "neighbours")
 _COLUMNS = {
     f"{block} {score}": Column(f"{block}: {shown}, %", 100, 1)
     for block in ("r_c", "z_c")
     for score, shown in {
         "held out": "label, held out",
-        **{f"environment, {kind}": f"environment, {kind}" for kind in _PROBES},
+        **{f"environment, {kind}": f"environment, {kind}" for kind in PROBE_KINDS},
     }.items()
 }
-_CHANCES = {f"environment chance, {kind}": Column(f"chance, {kind}, %", 100, 1) for kind in _PROBES}
+_CHANCES = {f"environment chance, {kind}": Column(f"chance, {kind}, %", 100, 1) for kind in PROBE_KINDS}
 
 
 def real_images(budget: Budget, n_seeds: int | None) -> list[Trial]:
@@ -77,16 +77,8 @@ def images_report(frame: pd.DataFrame, out: Path) -> str:
 
 
 def _names(frame: pd.DataFrame) -> pd.Series:
-    names = frame["system"].copy()
-    if "norm" in frame:
-        names += frame["norm"].map(lambda norm: f", {norm} normalisation" if isinstance(norm, str) else "")
-    is_scbd = frame["system"] == "SCBD"
-    if is_scbd.any():
-        by = frame["standardize_by"].map(lambda by: "" if isinstance(by, str) else ", inputs over all cells")
-        names = names.where(
-            ~is_scbd, "SCBD, alpha " + frame["alpha"].map(lambda alpha: f"{alpha}".removesuffix(".0")) + by
-        )
-    return names
+    is_over_all = (frame["system"] == "SCBD") & frame["standardize_by"].isna()
+    return names_of(frame).where(~is_over_all, names_of(frame) + ", inputs over all cells")
 
 
 EXPERIMENTS = {"real-images": Experiment(real_images, images_report)}

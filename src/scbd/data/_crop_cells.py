@@ -285,8 +285,8 @@ def _fields_by_name(arrays: Any, what: str) -> dict[str, Any]:
         check_unmasked(f"{what} {name!r}", array)
     texts = pd.Series(list(map(label_text, named)), index=range(len(named)), dtype=object)
     if twice := texts[texts.duplicated(keep=False)].tolist():
-        alike = join_first(repr(name) for name in named if label_text(name) == twice[0])
-        msg = f"{what} names {alike} are the same text: rename one of them."
+        equal = join_first(repr(name) for name in named if label_text(name) == twice[0])
+        msg = f"{what} names {equal} are the same text: rename one of them."
         raise ValueError(msg)
     return named
 

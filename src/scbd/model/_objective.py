@@ -301,12 +301,12 @@ class SCBDModule(EmbeddingModule):
             clusters = environments if self.style_target == "e" else [of_y.cross(of_e)]
             normaliser = log_sum_exp(z, self.temperature, self.include_self)
             each = [self._supervised(z, labels, normaliser) for labels in clusters]
-            parts["supervised_s"] = _mean(each)
+            parts["supervised_s"] = _average(each)
             learned = [
                 normalised_supervised_information(of_one.detach(), labels, include_self=self.include_self)
                 for of_one, labels in zip(each, clusters, strict=True)
             ]
-            parts["learned_s"] = _mean(learned)
+            parts["learned_s"] = _average(learned)
             loss = loss + parts["supervised_s"]
         if self.invariance == "variance":
             effects = environment_effects((*passed, z_c), environments, of_y)
@@ -319,7 +319,7 @@ class SCBDModule(EmbeddingModule):
                 normaliser = log_sum_exp(z_c, self.temperature, self.include_self)
             how = normaliser, self.temperature, self.invariance
             each = [unchecked_invariance_loss(z_c, of_one, *how) for of_one in environments]
-            parts["invariance_c"] = _mean(each)
+            parts["invariance_c"] = _average(each)
         return Losses(loss + ramp * self.current_alpha * parts["invariance_c"], parts, z_c.detach())
 
     def side_by_side(self, e: Groups) -> list[Groups]:
@@ -381,10 +381,10 @@ class SCBDModule(EmbeddingModule):
         h
             Projections of the cells, which are averaged over sets, see :meth:`matched`; `None` to compare single cells.
         """
-        smoothing, beside = self.smoothing, None
+        smoothing, of_single_cells = self.smoothing, None
         if h is not None:
-            of_cells = log_sum_exp(z_c, self.temperature, self.include_self)
-            beside = self._supervised(z_c, y, of_cells, smoothing=smoothing)
+            normaliser = log_sum_exp(z_c, self.temperature, self.include_self)
+            of_single_cells = self._supervised(z_c, y, normaliser, smoothing=smoothing)
             smoothing, (z_c, y) = 0.0, self.matched(z_c, y, h)
         # the softmax denominators and the sums of similarities are computed once, and used by all losses of these
         # points
@@ -399,8 +399,8 @@ class SCBDModule(EmbeddingModule):
         logged = np.zeros_like(weights)
         logged[:2] = anchor_weights(y, self.temperature)
         shown, of_all = weighted_sums(terms.detach(), np.stack([logged, weights_of_all]))
-        if beside is not None:
-            loss = loss + _SINGLE_CELL_WEIGHT * beside
+        if of_single_cells is not None:
+            loss = loss + _SINGLE_CELL_WEIGHT * of_single_cells
         how: dict[str, Any] = {"smoothing": smoothing, "include_self": self.include_self, "anchors": perturbed}
         return SupervisedLosses(loss, shown, normalised_supervised_information(of_all, y, **how), normaliser)
 
@@ -431,5 +431,5 @@ class SCBDModule(EmbeddingModule):
             self.decoder = self.make_decoder(model.decoder_settings_["likelihood"], model.decoder_settings_["width"])
 
 
-def _mean(values: list[Tensor]) -> Tensor:
+def _average(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.stack(values).mean()

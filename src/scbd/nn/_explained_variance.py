@@ -264,8 +264,8 @@ def estimate_effects(passed: Sequence[Tensor], design: BatchDesign) -> Estimates
             scales = variances.rsqrt().index_select(1, column) * precision.sqrt()
             scaled = apart * scales.to(x.dtype).index_select(0, label.index)
             trace = (of_label / variances).sum(0) * n_features
-            alike = _squared_covariance_norm(scaled.split(widths, 1), trace, design.freedom)
-            by_chance = 2 / len(x) ** 2 * alike * design.freedoms(variances).clamp(min=0)
+            norms = _squared_covariance_norm(scaled.split(widths, 1), trace, design.freedom)
+            by_chance = 2 / len(x) ** 2 * norms * design.freedoms(variances).clamp(min=0)
             return Estimates(share, by_chance.masked_fill(nothing, 0.0).sqrt())
 
 
