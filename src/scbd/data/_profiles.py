@@ -200,79 +200,106 @@ def read_table_of_features(
     check_choice("missing", missing, Missing)
     paths = _list_files(path)
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {format_count(len(paths) - 1, 'other')}"
-    entries = [features] if isinstance(features, str) else list(features)
-    is_default = features is FEATURE_PREFIXES
-    read = {one: _read_file(one, entries, is_default) for one in paths if not _is_empty(one)}
-    lacking = {"row": [one for one in paths if one not in read or not len(read[one].table.frame)]}
-    if len(lacking["row"]) == len(paths):
-        msg = f"{where} has no row: there is nothing to read."
-        raise ValueError(msg)
-    lacking["feature"] = [one for one in read if one not in lacking["row"] and not read[one].features]
-    if len(lacking["feature"]) + len(lacking["row"]) == len(paths):
-        first = lacking["feature"][0]
-        raise ValueError(_describe_lack_of_features(first, read[first].about, entries))
-    read = {one: part for one, part in read.items() if one not in [*lacking["row"], *lacking["feature"]]}
-    said = [
-        f"{len(files)} of {len(paths)} files {inflect(len(files), 'has', 'have')} no {what} ({join_first(files)})"
-        for what, files in lacking.items()
-        if files
-    ]
-    tables = [part.table for part in read.values()]
-    found = pd.concat([table.frame for table in tables], ignore_index=len(read) > 1)
-    chosen = {name for part in read.values() for name in part.features}
+    entries, is_default = [features] if isinstance(features, str) else list(features), features is FEATURE_PREFIXES
+    messages: list[str] = []
+    parts = _read_files(paths, entries, where, messages, is_default=is_default)
+    tables = [part.table for part in parts.values()]
+    found = pd.concat([one.frame for one in tables], ignore_index=len(parts) > 1)
+    chosen = {name for part in parts.values() for name in part.features}
     names = [name for name in found if name in chosen]
-    if about := list(dict.fromkeys(name for part in read.values() for name in part.about)):
-        columns = inflect(
-            len(about),
-            "column named like a position, box or number of an object",
-            "columns named like positions, boxes or numbers of objects",
-        )
-        goes = (
-            inflect(len(about), "goes to obs", "go to obs")
-            if is_default
-            else inflect(len(about), "is a feature, as given", "are features, as given")
-        )
-        said.append(f"{len(about)} {columns} {goes} ({join_first(about, 20)})")
+    of_objects = list(dict.fromkeys(name for part in parts.values() for name in part.of_objects))
+    if of_objects:
+        messages.append(_describe_object_columns(of_objects, is_default=is_default))
     obs = found.drop(columns=names)
     obs = settle_types(obs, [name for name in obs if all(name in one.spelled for one in tables if name in one.frame)])
     if not obs.index.is_unique:
         obs = obs.reset_index(drop=True)
     if is_default and chosen <= {name for name in names if name.startswith(FEATURE_PREFIXES)}:
-        said += _warn_of_other_numbers(obs, names, about)
-    obs = _drop_lists(obs, said)
-    lengths = [len(table.frame) for table in tables]
-    file_of = np.repeat(np.array(list(map(str, read)), dtype=object), lengths)
-    if len(read) > 1:
+        messages += _warn_of_other_numbers(obs, names, of_objects)
+    obs = _drop_lists(obs, messages)
+    lengths = [len(one.frame) for one in tables]
+    file_of = np.repeat(np.array(list(map(str, parts)), dtype=object), lengths)
+    if len(parts) > 1:
         _check_rows_distinct(obs, file_of, tables)
         if not {"plate", SOURCE_COLUMN} & {*find_position_columns(obs), *obs}:
-            obs[SOURCE_COLUMN] = np.repeat(np.array(unique_file_names([*map(str, read)], set()), dtype=object), lengths)
+            short_names = np.array(unique_file_names([*map(str, parts)], set()), dtype=object)
+            obs[SOURCE_COLUMN] = np.repeat(short_names, lengths)
     if table is not None:
         obs = _join_table(obs, table if isinstance(table, pd.DataFrame) else read_table_file(table), on, where)
     log_columns(where, obs, list(dict.fromkeys(name for one in tables for name in one.dropped)), len(names))
-    groups = {column: obs[column] for column in obs if _PLATE.search(column)}
+    groups = _plates_of_rows(obs, where, len(parts), messages)
+    if len(parts) > 1:
+        groups["file"] = pd.Series(file_of, obs.index)
+    values = _feature_values(found, names, where, messages, {one: part.table for one, part in parts.items()})
+    rows, kept = np.ones(len(values), dtype=bool), np.ones(len(names), dtype=bool)
+    if missing != "keep":
+        blocks = {entry: pd.Index(names).isin(_named_columns(names, entry)) for entry in entries}
+        rows, kept = _handle_missing(values, pd.Index(names), missing, where, groups, blocks, messages)
+    if messages:
+        warn_user(f"{where}: {'; '.join(messages)}.")
+    return FeatureTable(values[np.ix_(rows, kept)], np.array(names, dtype=object)[kept], _to_storable(obs[rows]))
+
+
+def _read_files(
+    paths: Sequence[Path], entries: Sequence[str], where: str, messages: list[str], *, is_default: bool
+) -> dict[Path, _Part]:
+    """Read all files that have rows and features, and append a message on the other files to ``messages``.
+
+    Raises
+    ------
+    ValueError
+        If no file has a row, or no file with rows has a feature.
+    """
+    parts = {path: _read_file(path, entries, is_default=is_default) for path in paths if not _is_empty(path)}
+    without_rows = [path for path in paths if path not in parts or not len(parts[path].table.frame)]
+    if len(without_rows) == len(paths):
+        msg = f"{where} has no row: there is nothing to read."
+        raise ValueError(msg)
+    without_features = [path for path in parts if path not in without_rows and not parts[path].features]
+    if len(without_rows) + len(without_features) == len(paths):
+        first = without_features[0]
+        raise ValueError(_describe_lack_of_features(first, parts[first].of_objects, entries))
+    for lacking, files in (("row", without_rows), ("feature", without_features)):
+        if files:
+            have = inflect(len(files), "has", "have")
+            messages.append(f"{len(files)} of {len(paths)} files {have} no {lacking} ({join_first(files)})")
+    return {path: part for path, part in parts.items() if path not in [*without_rows, *without_features]}
+
+
+def _describe_object_columns(names: Sequence[str], *, is_default: bool) -> str:
+    """Return a message on columns that begin like features, and are named like positions of objects."""
+    n = len(names)
+    columns = inflect(
+        n,
+        "column named like a position, box or number of an object",
+        "columns named like positions, boxes or numbers of objects",
+    )
+    if is_default:
+        return f"{n} {columns} {inflect(n, 'goes', 'go')} to obs ({join_first(names, 20)})"
+    return f"{n} {columns} {inflect(n, 'is a feature', 'are features')}, as given ({join_first(names, 20)})"
+
+
+def _plates_of_rows(obs: pd.DataFrame, where: str, n_files: int, messages: list[str]) -> dict[str, pd.Series]:
+    """Return the columns of plates, and append a message on each plate column with missing values to ``messages``.
+
+    Raises
+    ------
+    ValueError
+        If files have columns of plates whose names differ in case only.
+    """
+    plates = {column: obs[column] for column in obs if _PLATE.search(column)}
     # a column that has another name in some files has no values in these files
-    in_part = [column for column, plates in groups.items() if plates.isna().any()]
-    if len(read) > 1 and len({column.casefold() for column in in_part}) < len(in_part):
+    in_part = [column for column, values in plates.items() if values.isna().any()]
+    if n_files > 1 and len({column.casefold() for column in in_part}) < len(in_part):
         msg = (
             f"{where} call the plate by names that differ in case only ({join_first(in_part)}): give the column the "
             "same name in all files, with table.rename(columns=…)."
         )
         raise ValueError(msg)
-    for column, plates in groups.items():
-        if plates.isna().any():
-            said.append(
-                f"{format_count(plates.isna().sum(), 'row')} {inflect(plates.isna().sum(), 'has', 'have')} no {column}"
-            )
-    if len(read) > 1:
-        groups["file"] = pd.Series(file_of, obs.index)
-    values = _feature_values(found, names, where, said, {one: part.table for one, part in read.items()})
-    rows, kept = np.ones(len(values), dtype=bool), np.ones(len(names), dtype=bool)
-    if missing != "keep":
-        blocks = {entry: pd.Index(names).isin(_named_columns(names, entry)) for entry in entries}
-        rows, kept = _handle_missing(values, pd.Index(names), missing, where, groups, blocks, said)
-    if said:
-        warn_user(f"{where}: {'; '.join(said)}.")
-    return FeatureTable(values[np.ix_(rows, kept)], np.array(names, dtype=object)[kept], _to_storable(obs[rows]))
+    for column in in_part:
+        n = plates[column].isna().sum()
+        messages.append(f"{format_count(n, 'row')} {inflect(n, 'has', 'have')} no {column}")
+    return plates
 
 
 def _list_files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -308,11 +335,11 @@ class _Part(NamedTuple):
 
     table: Table
     features: list[str]
-    about: list[str]
+    of_objects: list[str]
     """Columns that begin like features, and are named like a position, box, number or parent of an object."""
 
 
-def _read_file(path: Path, entries: Sequence[str], is_default: bool) -> _Part:
+def _read_file(path: Path, entries: Sequence[str], *, is_default: bool) -> _Part:
     """Read a file of features, with one row per cell or well.
 
     Parameters
@@ -326,14 +353,14 @@ def _read_file(path: Path, entries: Sequence[str], is_default: bool) -> _Part:
     """
     kind = detect_kind(path)
     if kind.name == "anndata":
-        return _read_anndata(path)
+        return _read_anndata_features(path)
 
     def choose_features(names: Sequence[str]) -> tuple[list[str], list[str]]:
         named = {name for entry in entries for name in _named_columns(names, entry)}
         by_prefix = named.difference(entries)
-        about = [name for name in names if name in by_prefix and _NOT_A_MEASUREMENT.search(name)]
-        excluded = set(about) if is_default else set()
-        return [name for name in names if name in named and name not in excluded], about
+        of_objects = [name for name in names if name in by_prefix and _NOT_A_MEASUREMENT.search(name)]
+        excluded = set(of_objects) if is_default else set()
+        return [name for name in names if name in named and name not in excluded], of_objects
 
     if kind.name in ("profiles", "image_table", "tables"):
         table = read_table(path, lambda names: choose_features(names)[0])
@@ -355,7 +382,7 @@ def _named_columns(names: Sequence[str], entry: str) -> list[str]:
     return begun
 
 
-def _read_anndata(path: Path) -> _Part:
+def _read_anndata_features(path: Path) -> _Part:
     """Read ``obs`` and ``X`` of an AnnData; row i of one is row i of the other, whatever the names of rows."""
     import anndata
 
@@ -378,7 +405,7 @@ def _read_anndata(path: Path) -> _Part:
     return _Part(Table(frame, [], [], None), cells.var_names.tolist(), [])
 
 
-def _describe_lack_of_features(path: Path, about: Sequence[str], entries: Sequence[str]) -> str:
+def _describe_lack_of_features(path: Path, of_objects: Sequence[str], entries: Sequence[str]) -> str:
     """Return a message about a file without the features that are wanted, with advice on how to name its features."""
     table = read_first_rows(path) if is_table(path) else pd.DataFrame(columns=[])
     proposed = propose_features(table)
@@ -389,7 +416,7 @@ def _describe_lack_of_features(path: Path, about: Sequence[str], entries: Sequen
         f"{path}{read_as} has no feature, which is a column that begins with {' or '.join(entries)}; it has: "
         f"{join_first(table.columns, 8)}. Name features, or how they begin, with features=…"
         + (f", such as features={proposed[:5]}" if proposed else "")
-        + (f"; {join_first(about)} are named like positions or numbers of objects" if about else "")
+        + (f"; {join_first(of_objects)} are named like positions or numbers of objects" if of_objects else "")
         + (f". {_advice_on_lists(lists[0])}" if lists else "")
         + "."
     )
@@ -432,9 +459,9 @@ def _ranges(names: Sequence[str], chosen: Sequence[str]) -> list[str]:
     return [names[run[0]] if len(run) == 1 else f"{names[run[0]]}:{names[run[-1]]}" for run in runs]
 
 
-def _warn_of_other_numbers(obs: pd.DataFrame, features: Sequence[str], about: Sequence[str]) -> list[str]:
+def _warn_of_other_numbers(obs: pd.DataFrame, features: Sequence[str], of_objects: Sequence[str]) -> list[str]:
     """Return a list with a warning text if most numeric columns are not features; otherwise, an empty list."""
-    numbers = obs.select_dtypes("number").columns.difference(about, sort=False).astype(str)
+    numbers = obs.select_dtypes("number").columns.difference(of_objects, sort=False).astype(str)
     others = [
         name for name in numbers if not name.startswith(("Metadata_", "Image_", *_FOLDER_COLUMNS, "Location_Center_"))
     ]
@@ -462,13 +489,13 @@ def _advice_on_lists(name: str) -> str:
     )
 
 
-def _drop_lists(obs: pd.DataFrame, said: list[str]) -> pd.DataFrame:
-    """Drop columns that hold a list in each row from ``obs``, and append a warning per column to ``said``.
+def _drop_lists(obs: pd.DataFrame, messages: list[str]) -> pd.DataFrame:
+    """Drop columns that hold a list in each row from ``obs``, and append a warning per column to ``messages``.
 
     Lists cannot be labels of cells.
     """
     lists = [name for name in obs if _holds_lists(obs[name])]
-    said += [f"dropped: {_advice_on_lists(name)}" for name in lists]
+    messages += [f"dropped: {_advice_on_lists(name)}" for name in lists]
     return obs.drop(columns=lists)
 
 
@@ -509,7 +536,7 @@ def _describe_place(row: int, tables: Mapping[Path, Table]) -> str:
 
 
 def _feature_values(
-    table: pd.DataFrame, features: list[str], where: str, said: list[str], tables: Mapping[Path, Table]
+    table: pd.DataFrame, features: list[str], where: str, messages: list[str], tables: Mapping[Path, Table]
 ) -> np.ndarray:
     """Return the values of the features, float32 ``(N, F)``; missing values, infinite values and text become NaN.
 
@@ -554,7 +581,7 @@ def _feature_values(
         msg = f"{where} has features that are no numbers ({join_first(no_numbers.values())}): {what}."
         raise TypeError(msg)
     if with_text:
-        said.append(f"text among numbers counts as missing ({join_first(with_text.values())})")
+        messages.append(f"text among numbers counts as missing ({join_first(with_text.values())})")
     values = found.to_numpy(np.float32, copy=True, na_value=np.nan)  # copied, because a view may be read-only
     values[~np.isfinite(values)] = np.nan
     return values
@@ -567,7 +594,7 @@ def _handle_missing(
     where: str,
     groups: Mapping[str, pd.Series],
     blocks: Mapping[str, np.ndarray],
-    said: list[str],
+    messages: list[str],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Select the rows (cells or wells) and features to keep, and replace missing values that remain.
 
@@ -588,7 +615,7 @@ def _handle_missing(
     blocks
         Masks ``(F,)`` of the features of each compartment of the cell, by the prefix of their names. Rows that lack all
         features of a compartment are excluded.
-    said
+    messages
         List of warning texts, to which descriptions of all changes are appended.
 
     Returns
@@ -612,7 +639,7 @@ def _handle_missing(
             whole = {kind: pd.Series(rows).groupby(names.to_numpy()).any() for kind, names in groups.items()}
             lost = [f"{kind} {join_first(there.index[~there])}" for kind, there in whole.items() if not there.all()]
             among = f", among them all of {' and of '.join(lost)}" if lost else ""
-            said.append(f"{n:,} of {len(rows):,} rows {have} {what}, and {are} excluded{among}{advice}")
+            messages.append(f"{n:,} of {len(rows):,} rows {have} {what}, and {are} excluded{among}{advice}")
 
     # rows of a plate that was not measured cost no feature
     exclude_rows(absent.all(axis=1), "no value")
@@ -631,7 +658,7 @@ def _handle_missing(
     kept = ~lacked & (absent[rows].mean(axis=0) <= _MAX_MISSING_FRACTION if rows.any() else False)
     if not kept.all() and rows.any():
         are = inflect((~kept).sum(), "is", "are")
-        said.append(
+        messages.append(
             f"{(~kept).sum()} of {len(features)} features {are} missing in a whole plate or file or in more than "
             f"{_MAX_MISSING_FRACTION:.0%} of the rows, and {are} excluded ({join_first(features[~kept])})"
             + (f": no value in {join_first(lacking_groups)}" if lacking_groups else "")
@@ -643,13 +670,14 @@ def _handle_missing(
         exclude_rows(holes.mean(axis=1) > _MAX_MISSING_FRACTION, "less than half of the values")
     if not (kept.any() and rows.any()):
         msg = (
-            f"{where}: {'; '.join(said)}. No row or feature is left: read the table with missing='keep' to inspect it."
+            f"{where}: {'; '.join(messages)}. No row or feature is left: read the table with missing='keep' to inspect "
+            "it."
         )
         raise ValueError(msg)
     holes = holes & rows[:, None]
     if holes.any():
         n, n_rows = holes.sum(), holes.any(axis=1).sum()
-        said.append(
+        messages.append(
             f"{format_count(n, 'missing value')} in {format_count(n_rows, 'row')} {inflect(n, 'is', 'are')} replaced "
             "by the feature's median"
         )
