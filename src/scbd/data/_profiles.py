@@ -578,7 +578,7 @@ def _feature_values(
             what = "commas are decimal there, or separate thousands: pandas.read_csv(…, decimal=','), or thousands=','"
         elif texts.str.fullmatch(r"-?[\d.]+\s*%").any():
             what = "remove the percent signs"
-        msg = f"{where} has features that are no numbers ({join_first(no_numbers.values())}): {what}."
+        msg = f"{where} has features that hold no numbers ({join_first(no_numbers.values())}): {what}."
         raise TypeError(msg)
     if with_text:
         messages.append(f"text among numbers counts as missing ({join_first(with_text.values())})")
