@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import gc
 import importlib
-import socket
 
 import torch
 from torch import distributed, multiprocessing, nn
@@ -31,24 +31,28 @@ def objective(features: torch.Tensor, y: torch.Tensor, e: torch.Tensor) -> torch
     return supervised_contrastive_loss(z, y) + 0.1 * invariance_statistic((features, z), e, y)
 
 
-def one_process(rank: int, port: int, out: str) -> None:
-    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+def loss_and_gradients(rank: int) -> list[torch.Tensor]:
     x, y, e = (part.chunk(WORLD)[rank] for part in cells())
     model = DistributedDataParallel(network())
     loss = objective(model(x), y, e)
     loss.backward()
-    torch.save([loss.detach(), gather_rows(y), *(p.grad for p in model.parameters())], f"{out}/{rank}.pt")
+    return [loss.detach(), gather_rows(y), *(p.grad for p in model.parameters())]
+
+
+def one_process(rank: int, folder: str) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
+    torch.save(loss_and_gradients(rank), f"{folder}/{rank}.pt")
+    # the model is part of a reference cycle; as long as it exists, so do the threads of gloo, and a thread that still
+    # runs when Python shuts down can abort the process
+    gc.collect()
     distributed.destroy_process_group()
 
 
 def test_gather_rows_two_processes_have_gradient_of_joint_batch(tmp_path):
     """Loss and gradients are those of a single process with all cells."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     # by a name that processes find: a package that is installed may be called tests, too
     job = importlib.import_module("nn.test_distributed").one_process
-    multiprocessing.spawn(job, (port, str(tmp_path)), nprocs=WORLD)
+    multiprocessing.spawn(job, (str(tmp_path),), nprocs=WORLD)
     model = network()
     loss = objective(model(cells()[0]), *cells()[1:])
     loss.backward()
