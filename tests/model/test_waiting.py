@@ -19,7 +19,16 @@ from conftest import make_cells, make_wells
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from scbd import SCBDModel
-from scbd.baselines import CORALModel, DANNModel, ERMModel, GroupDROModel, IRMModel
+from scbd.baselines import (
+    CORALModel,
+    DANNModel,
+    ERMModel,
+    GroupDROModel,
+    IRMModel,
+    IVAEModel,
+    MCVAEModel,
+    VAEModel,
+)
 from scbd.nn import Groups
 
 # a model that was trained for four steps has learned nothing
@@ -108,6 +117,13 @@ def test_train_classifier_step_does_not_wait(kind):
     cells = with_plates()
     kind.setup_anndata(cells, y_key="gene", e_key="well")
     assert not operations_of_step(kind(cells, encoder="small"))
+
+
+@pytest.mark.parametrize("kind", [VAEModel, IVAEModel, MCVAEModel])
+def test_train_latent_step_does_not_wait(kind):
+    cells = with_plates()
+    kind.setup_anndata(cells, y_key="gene", e_key="well", control="gene_0")
+    assert not operations_of_step(kind(cells, n_latent=4))
 
 
 def test_waiting_operations_are_recorded():

@@ -168,13 +168,21 @@ class LatentPlan(TrainingPlan):
         self.register_buffer("skipped", torch.zeros(()))
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip the gradient of a training step, or discard the gradient if its norm is extremely large or NaN."""
+        """Clip the gradient of a training step, or skip the step if the norm of the gradient is extremely large or NaN.
+
+        With precision ``"16-mixed"`` on a GPU, only steps whose gradient contains NaN or infinity are skipped.
+        """
         length = torch.nn.utils.clip_grad_norm_(self.module.parameters(), _CLIP_GRADIENT_NORM)
-        # The condition is written with ``not <=`` instead of ``>``, so that it is also true for a norm of NaN.
-        if not bool(length <= _SKIP_GRADIENT_NORM):
-            self.skipped += 1
+        # The condition is the negation of ``<=`` instead of ``>``, so that it is also true for a norm of NaN.
+        is_extreme = (length <= _SKIP_GRADIENT_NORM).logical_not()
+        if optimizer.defaults["fused"]:
+            # The optimiser skips the step on the device if found_inf is 1. Reading the value would make the CPU wait.
+            optimizer.found_inf = is_extreme.float()  # type: ignore[attr-defined]
+        elif is_extreme:
             optimizer.zero_grad(set_to_none=True)
-        self.log("skipped_gradients", self.skipped.clone(), on_step=True, on_epoch=False)
+        self.skipped += is_extreme
+        if (self.global_step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            self.log("skipped_gradients", self.skipped.clone(), on_step=True, on_epoch=False)
 
 
 class LatentModel(DecodeMixin, ImageModel):
@@ -550,7 +558,8 @@ class MCVAEModule(LatentModule):
         If the batch contains no control or no perturbed cell, the corresponding mean is omitted.
         """
         controls = y == self.control
-        means = [nats[group].mean() for group in (controls, ~controls) if group.any()]
+        # Values are set to 0 instead of being selected: to select them on a GPU, the CPU would have to wait for it.
+        means = [nats.masked_fill(~group, 0).sum() / group.sum().clamp(min=1) for group in (controls, ~controls)]
         return torch.stack(means).sum()
 
 
