@@ -29,6 +29,7 @@ from scbd._shared.checks import check_choice, check_count, format_count
 from scbd._shared.files import check_outside_stores, hold_directory, local_path, remove_partials
 from scbd._shared.keys import E_REGISTRY, POSITION_REGISTRY, Y_REGISTRY
 from scbd._shared.labels import as_columns, as_list, label_text
+from scbd._shared.memory import keep_freed_memory
 from scbd._shared.messages import without_messages
 from scbd.data._sources import digest_inputs, digest_labels
 from scbd.data._splits import Split
@@ -53,7 +54,7 @@ from scbd.model._callbacks import (
     find_checkpoint,
 )
 from scbd.model._design import environment_column_codes, has_separate_environments
-from scbd.model._embed import EmbedMixin, keep_freed_memory
+from scbd.model._embed import EmbedMixin
 from scbd.model._interfaces import TrainingResults
 from scbd.model._plan import OnlineHead
 from scbd.model._training_cells import (
