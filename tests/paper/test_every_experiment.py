@@ -111,10 +111,10 @@ def funk22(folder: Path) -> Path:
 
 def funk22_plates(folder: Path) -> Path:
     rng, values = np.random.default_rng(0), {}
-    for i in range(480):
+    for i in range(240):
         gene, plate = GENES[i % 5], "ABC"[i // 5 % 3]
         crop = rng.random((4, 24, 24), dtype=np.float32) * (1 + i % 5)
-        values[f"{gene};{gene}{i // 240};20200202_6W-LaC024{plate};A{i // 15 % 2};1;{i}"] = (crop / 5).tobytes()
+        values[f"{gene};{gene}{i // 120};20200202_6W-LaC024{plate};A{i // 15 % 2};1;{i}"] = (crop / 5).tobytes()
     return write_lmdb(folder, values)
 
 
