@@ -12,7 +12,7 @@ from scbd._shared.memory import keep_freed_memory
 
 # pages that the system hands out for blocks that were freed before: by default, within, and after an error
 COUNT = """
-import resource, torch
+import resource, torch, scbd
 from scbd._shared.memory import keep_freed_memory
 
 def pages():
@@ -22,6 +22,7 @@ def pages():
         torch.empty(2**26, dtype=torch.uint8).fill_(0)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
+scbd.SCBDModel  # with its libraries, as in use
 print(pages())
 try:
     with keep_freed_memory(torch.device("cpu")):
