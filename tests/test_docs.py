@@ -60,7 +60,8 @@ def setting(hasty: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     """Variables of the first page of the guide, with fewer cells, in a folder with the files of a user."""
     monkeypatch.chdir(tmp_path)
     simulated_screen = scbd.datasets.simulated_screen
-    few = lambda n_cells, **how: simulated_screen(min(n_cells, 640), **FEWER | how)  # a page may make a large one
+    # a page may make a large screen; that of one page needs a cell for each of 604 guides
+    few = lambda n_cells, **how: simulated_screen(min(n_cells, 640), **FEWER | how)
     monkeypatch.setattr(scbd.datasets, "simulated_screen", few)
     write_files(tmp_path)
     known: dict[str, Any] = {}

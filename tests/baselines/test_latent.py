@@ -163,6 +163,15 @@ def test_latent_networks_equal_paper_at_64_pixels(size, halvings):
         assert posterior.heads.in_features == 64 * 8**2 and posterior.heads.out_features == 2 * 64
 
 
+@pytest.mark.parametrize("y", [[0, 0, 1, 2, 3, 1], [0] * 6, [1, 2, 3, 1, 2, 3]])
+def test_mcvae_average_equals_naive_means_of_present_groups(y):
+    module = make(MCVAEModel).module
+    nats = torch.randn(6, generator=torch.Generator().manual_seed(0))
+    groups = [[float(n) for n, label in zip(nats, y, strict=True) if (label == 0) == held] for held in (True, False)]
+    expected = sum(np.mean(group) for group in groups if group)
+    assert module.average(nats, torch.tensor(y)).item() == pytest.approx(expected, abs=1e-6)
+
+
 # without clipping by Lightning, the optimiser is fused, and skips a step by itself
 @pytest.mark.parametrize("clipping", [{}, {"gradient_clip_val": 1e9}])
 def test_latent_plan_skips_extreme_gradients_and_warms_up(clipping):

@@ -19,16 +19,7 @@ from conftest import make_cells, make_wells
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from scbd import SCBDModel
-from scbd.baselines import (
-    CORALModel,
-    DANNModel,
-    ERMModel,
-    GroupDROModel,
-    IRMModel,
-    IVAEModel,
-    MCVAEModel,
-    VAEModel,
-)
+from scbd.baselines import CORALModel, DANNModel, ERMModel, GroupDROModel, IRMModel, IVAEModel, MCVAEModel, VAEModel
 from scbd.nn import Groups
 
 # a model that was trained for four steps has learned nothing

@@ -25,7 +25,7 @@ from scbd.model._base import ImageModel
 from scbd.model._decode import DecodeMixin
 from scbd.model._embed import row_numbers
 from scbd.model._interfaces import EmbeddingModule, Losses, PreparedInputs
-from scbd.model._plan import TrainingPlan
+from scbd.model._plan import TrainingPlan, skip_step_if
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,12 +176,11 @@ class LatentPlan(TrainingPlan):
         # The condition is the negation of ``<=`` instead of ``>``, so that it is also true for a norm of NaN.
         is_extreme = (length <= _SKIP_GRADIENT_NORM).logical_not()
         if optimizer.defaults["fused"]:
-            # The optimiser skips the step on the device if found_inf is 1. Reading the value would make the CPU wait.
-            optimizer.found_inf = is_extreme.float()  # type: ignore[attr-defined]
+            skip_step_if(is_extreme, optimizer)
         elif is_extreme:
             optimizer.zero_grad(set_to_none=True)
         self.skipped += is_extreme
-        if (self.global_step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+        if self.is_logged_step:
             self.log("skipped_gradients", self.skipped.clone(), on_step=True, on_epoch=False)
 
 

@@ -34,6 +34,14 @@ logger = logging.getLogger(__name__)
 _MAX_HEALTH_CELLS = 8192
 
 
+def skip_step_if(condition: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Make a fused optimiser skip its next step if a condition, a boolean tensor of one value, is true.
+
+    The optimiser reads the condition on its device. If Python read it, the CPU would have to wait for the GPU.
+    """
+    optimizer.found_inf = condition.float()  # type: ignore[attr-defined]
+
+
 class OnlineHead(Callback):
     """Linear classifier of the perturbation on r_c, trained alongside the encoder as the paper's authors do.
 
@@ -111,8 +119,7 @@ class OnlineHead(Callback):
         loss = F.cross_entropy(self.linear(features), y)
         self._optimizer.zero_grad()
         loss.backward()
-        # The optimiser skips the step on the device if found_inf is 1. Reading the value would make the CPU wait.
-        self._optimizer.found_inf = is_finite.logical_not().float()  # type: ignore[attr-defined]
+        skip_step_if(is_finite.logical_not(), self._optimizer)
         self._optimizer.step()
         self._loss = torch.where(is_finite, loss.detach(), self._loss)
         if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
@@ -277,6 +284,11 @@ class TrainingPlan(L.LightningModule):
         """
         return min(1.0, step / self.n_steps_alpha_warmup) if self.n_steps_alpha_warmup else 1.0
 
+    @property
+    def is_logged_step(self) -> bool:
+        """Return whether values of the current training step are logged."""
+        return (self.global_step + 1) % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Return the loss of a training batch, and log the loss and its terms."""
         step, rule, of_step = self.global_step, self.module.alpha_rule, self.trainer.accumulate_grad_batches
@@ -287,7 +299,7 @@ class TrainingPlan(L.LightningModule):
         losses = self._losses(batch, ramp=self.ramp(step), generator=generator)
         # Losses are not logged at each step, because logging takes milliseconds, which is as long as a training step on
         # a GPU.
-        if (step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+        if self.is_logged_step:
             self._log("train", losses, len(batch["y"]))
             if rule is not None:
                 self.log("alpha", rule.alpha, on_step=True, on_epoch=False)
