@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import anndata
 import numpy as np
@@ -165,7 +166,7 @@ def test_results_are_not_written_into_an_opened_screen(path, inside):
     before, screen, out = contents(path), open_screen(path), path / inside
     SCBDModel.setup_anndata(screen, y_key="gene", e_key="well")
     model = SCBDModel(screen, encoder="small", n_latent=4)
-    training = {"max_steps": 1, "enable_progress_bar": False}
+    training: dict[str, Any] = {"max_steps": 1, "enable_progress_bar": False}
     writers = [
         lambda: run(screen, y_key="gene", e_key="well", out=out, train_kwargs=training),
         lambda: model.train(**training, checkpoint_dir=out),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import lmdb
@@ -81,8 +82,10 @@ def test_arrays(tmp_path):
 def test_read_crops_npz_arrays_of_one_value_per_image_become_columns(tmp_path, caplog):
     images = make_cells(N).obsm[KEY]
     genes, codes = np.array(list("abcabcabcabc")), np.arange(N)
-    columns = {"labels": codes[:, None], "y": genes[None], "bytes": genes.astype("S1"), "well": codes % 2}
-    others = {"one_hot": np.eye(N), "train_labels": codes[:5, None], "plate": np.array("P1"), "masks": images[:, 0] > 9}
+    columns: dict[str, Any] = {"labels": codes[:, None], "y": genes[None], "bytes": genes.astype("S1")}
+    columns["well"] = codes % 2
+    others: dict[str, Any] = {"one_hot": np.eye(N), "train_labels": codes[:5, None], "plate": np.array("P1")}
+    others["masks"] = images[:, 0] > 9
     np.savez(tmp_path / "a.npz", images=images, channels=["x", "y", "z"], **columns, **others)
     crops = read_crops(tmp_path / "a.npz")
     check(crops, images, labels=codes, y=genes, bytes=genes, well=codes % 2)

@@ -205,7 +205,7 @@ def write_real_images(folder: Path) -> Path:
     folder.mkdir(parents=True)
     rng, n = np.random.default_rng(0), 240
     numbers = np.arange(n)
-    scanners = np.where(numbers % 8 == 7, None, np.array(["scanner " + "abc"[i] for i in numbers % 3], dtype=object))
+    scanners = [None if i % 8 == 7 else "scanner " + "abc"[i % 3] for i in range(n)]
     mitoses = pd.DataFrame({"label": np.resize(["Normal", "Normal", "Atypical", "Normal"], n), "scanner": scanners})
     mitoses["set"] = np.where(mitoses["scanner"].isna(), "AtNorM-MD", "AMi-Br")
     mitoses["jpeg"] = [_jpeg(rng.integers(0, 60, (64, 64, 3)) + 60 * (i % 3)) for i in numbers]

@@ -18,6 +18,7 @@ from scbd.baselines import ERMModel, VAEModel
 from scbd.model._decoder_objective import DecoderObjective
 from scbd.model._environment_alignment import EnvironmentAlignment, LabelCodes
 from scbd.model._reference_cells import (
+    StandardizeBy,
     choose_reference_kind,
     frequency_distance,
     frequency_overlap,
@@ -154,13 +155,14 @@ def test_choose_reference_kind_auto_follows_design(design, controls, wanted):
 
 def test_fit_images_of_one_large_environment_are_not_standardised_unless_asked_or_with_controls():
     y = np.arange(1_000) % 4
-    for n_large, has_images, asked, controls, wanted in [
+    cases: list[tuple[int, bool, StandardizeBy, np.ndarray | None, dict[str, str]]] = [
         (800, True, "auto", None, {}),
         (700, True, "auto", None, {"well": "cells"}),
         (800, False, "auto", None, {"well": "cells"}),
         (800, True, "cells", None, {"well": "cells"}),
         (800, True, "auto", y == 0, {"well": "cells"}),
-    ]:
+    ]
+    for n_large, has_images, asked, controls, wanted in cases:
         e = np.where(np.arange(1_000) < n_large, 0, 1)[:, None]
         alignment = EnvironmentAlignment(asked, ["well"])
         labels = LabelCodes(y, e, [["large", "small"]], controls)

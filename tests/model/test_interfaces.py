@@ -129,7 +129,7 @@ def test_forward_with_other_arguments_raises_before_training(forward, named):
         lambda losses: LossOutput(losses.loss, n_obs_minibatch=24),
         lambda losses: Losses(losses.loss.repeat(2)),
         lambda losses: Losses(losses.loss.detach()),
-        lambda losses: Losses(losses.loss, {"error": 1.0}),
+        lambda losses: Losses(losses.loss, {"error": 1.0}),  # type: ignore[dict-item]
         lambda losses: Losses(losses.loss, losses.loss),
         lambda losses: losses.loss,
         lambda losses: {"loss": losses.loss},

@@ -359,8 +359,8 @@ def test_train_invalid_settings_raise_before_training(tmp_path, how, said):
 def test_train_environment_of_its_own_for_each_cell_raises_with_the_column(tmp_path, make, e_key):
     cells = make()
     cells.obs["cell"] = cells.obs["row"] = [f"cell {row}" for row in range(cells.n_obs)]
-    y_key, where = ("gene", {}) if make is make_cells else ("compound", {"layer": "X"})
-    SCBDModel.setup_anndata(cells, y_key=y_key, e_key=e_key, **where)
+    keys: dict[str, Any] = {"y_key": "gene"} if make is make_cells else {"y_key": "compound", "layer": "X"}
+    SCBDModel.setup_anndata(cells, e_key=e_key, **keys)
     with pytest.raises(ValueError, match="environment of its own .*'cell'"):
         SCBDModel(cells).train(max_steps=2, checkpoint_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -31,7 +31,7 @@ def objective(features: torch.Tensor, y: torch.Tensor, e: torch.Tensor) -> torch
     return supervised_contrastive_loss(z, y) + 0.1 * invariance_statistic((features, z), e, y)
 
 
-def loss_and_gradients(rank: int) -> list[torch.Tensor]:
+def loss_and_gradients(rank: int) -> list[torch.Tensor | None]:
     x, y, e = (part.chunk(WORLD)[rank] for part in cells())
     model = DistributedDataParallel(network())
     loss = objective(model(x), y, e)
