@@ -518,3 +518,112 @@ def test_read_profiles_plate_named_in_two_cases_in_two_files_raises(tmp_path):
     both = pd.DataFrame({"Plate": ["1", "2"], "plate": ["a", "b"], "Cells_a": [0.5, 1.5]})
     both.to_csv(tmp_path / "one.csv", index=False)
     assert list(read_profiles(tmp_path / "one.csv").obs) == ["Plate", "plate"]
+
+
+def scaled(table: pd.DataFrame) -> pd.DataFrame:
+    features = [name for name in table if name.startswith(("Cells_", "Nuclei_"))]
+    return table.assign(**{name: (table[name] - table[name].mean()) / table[name].std() for name in features})
+
+
+def without_plate() -> pd.DataFrame:
+    return wells().drop(columns="Metadata_Plate")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"raw.csv": wells(), "normalised.csv": scaled(wells()), "consensus.csv": scaled(without_plate())},
+        {
+            name: table.rename(columns={"Metadata_Plate": "PlateID"})
+            for name, table in (("raw.csv", wells()), ("z.csv", scaled(wells())))
+        },
+        {"raw.csv": wells(), "normalised.csv": scaled(wells()).rename(columns={"Metadata_Well": "well_position"})},
+        {"raw.csv": wells().assign(dose="1e-04"), "normalised.csv": scaled(wells()).assign(dose=1e-4)},
+        {"P1.csv": without_plate(), "P1.parquet": without_plate()},
+        {"wells.csv": wells(), "cells.parquet": pd.concat([wells()] * 10)},
+    ],
+    ids=["next to a table without plates", "PlateID", "other names", "doses in two spellings", "no plate", "cells"],
+)
+def test_read_profiles_two_files_of_the_same_wells_raise(tmp_path, files):
+    for name, table in files.items():
+        table.to_parquet(tmp_path / name) if name.endswith("parquet") else table.to_csv(tmp_path / name, index=False)
+    with pytest.raises(ValueError, match="hold the same"):
+        read_profiles(tmp_path)
+
+
+def test_read_profiles_other_wells_or_times_are_no_repetition(tmp_path):
+    wells().assign(time="24 h").to_csv(tmp_path / "a.csv", index=False)
+    scaled(wells()).assign(time="48 h").to_csv(tmp_path / "b.csv", index=False)
+    scaled(wells()).assign(time="48 h", Metadata_Well=["C01", "C02", "C03"]).to_csv(tmp_path / "c.csv", index=False)
+    assert read_profiles(tmp_path).n_obs == 9
+
+
+def test_read_profiles_plate_of_two_names_in_two_files_raises(tmp_path):
+    wells().to_csv(tmp_path / "a.csv", index=False)
+    wells("P2").rename(columns={"Metadata_Plate": "plate_id"}).to_csv(tmp_path / "b.csv", index=False)
+    with pytest.raises(ValueError, match="Metadata_Plate, plate_id"):
+        read_profiles(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["Metadata_Plate", "plate_id", "Assay_Plate_Barcode"])
+def test_read_profiles_feature_without_value_in_a_plate_is_excluded_whatever_the_name_of_the_column(tmp_path, name):
+    table = pd.concat([wells(plate) for plate in ("P1", "P2", "P3")]).rename(columns={"Metadata_Plate": name})
+    table["Cells_Lost"] = np.where(table[name] == "P2", np.nan, 1.5)
+    table.to_csv(tmp_path / "p.csv", index=False)
+    with pytest.warns(UserWarning, match="plate P2|P2"):
+        assert "Cells_Lost" not in read_profiles(tmp_path / "p.csv").var_names
+
+
+def test_read_profiles_rows_of_a_map_without_key_label_no_well(tmp_path):
+    table = wells()
+    table.to_csv(tmp_path / "p.csv", index=False)
+    rows = pd.DataFrame({"Metadata_Well": ["A01", "A02", "B01", None], "gene": ["a", "b", "c", "wrong"]})
+    assert read_profiles(tmp_path / "p.csv", table=rows).obs["gene"].tolist() == ["a", "b", "c"]
+    table.assign(Metadata_Well=["A01", None, "B01"]).to_csv(tmp_path / "p.csv", index=False)
+    with pytest.raises(ValueError, match="1 of 3 rows"):
+        read_profiles(tmp_path / "p.csv", table=rows)
+
+
+def test_read_profiles_only_wells_have_several_spellings_as_keys(tmp_path):
+    table = wells().assign(gene=["p53", "A1", "A01"])
+    table.to_csv(tmp_path / "p.csv", index=False)
+    rows = pd.DataFrame({"gene": ["P53", "p53", "A01", "A1"], "kind": ["no", "gene", "long", "short"]})
+    found = read_profiles(tmp_path / "p.csv", table=rows, on="gene")
+    assert found.obs["kind"].tolist() == ["gene", "short", "long"]
+
+
+def test_read_profiles_features_without_a_column_warn(tmp_path):
+    wells().to_parquet(tmp_path / "p.parquet")
+    with pytest.warns(UserWarning, match="Nuclie_"):
+        assert read_profiles(tmp_path / "p.parquet", features=["Cells_", "Nuclie_"]).n_vars == 1
+    cells = AnnData(np.eye(3, dtype="float32"), pd.DataFrame({"plate": list("aab")}, ["x", "y", "z"]))
+    cells.var_names = ["0", "1", "Cells_a"]
+    cells.write_h5ad(tmp_path / "p.h5ad")
+    assert list(read_profiles(tmp_path / "p.h5ad").var_names) == ["0", "1", "Cells_a"]
+    found = read_profiles(tmp_path / "p.h5ad", features=range(2))  # type: ignore[arg-type]
+    assert list(found.var_names) == ["0", "1"] and list(found.obs) == ["plate", "Cells_a"]
+
+
+def test_read_profiles_whole_numbers_of_two_files_are_equal_labels(tmp_path):
+    wells().assign(Metadata_Plate=24277).to_csv(tmp_path / "a.csv", index=False)
+    other = scaled(wells()).assign(Metadata_Plate=[24277.0, 24277.0, np.nan], Metadata_Well=["C01", "C02", "C03"])
+    other.to_parquet(tmp_path / "b.parquet")
+    with pytest.warns(UserWarning, match="1 row has no Metadata_Plate"):
+        assert list(read_profiles(tmp_path).obs["Metadata_Plate"].cat.categories) == ["24277"]
+
+
+def test_read_profiles_names_of_rows_in_several_files_are_kept(tmp_path):
+    for number, plate in enumerate(("P1", "P2")):
+        wells(plate).set_axis([f"cell {number}{row}" for row in range(3)]).to_csv(tmp_path / f"{plate}.csv")
+    assert list(read_profiles(tmp_path).obs_names) == [f"cell {number}{row}" for number in range(2) for row in range(3)]
+    wells().set_axis(["DMSO", "DMSO", "a"]).to_csv(tmp_path / "labels.csv")
+    found = read_profiles(tmp_path / "labels.csv").obs
+    assert found["row_name"].tolist() == ["DMSO", "DMSO", "a"] and list(found.index) == ["0", "1", "2"]
+
+
+def test_read_profiles_folder_with_files_of_other_kinds_warns(tmp_path):
+    wells().to_csv(tmp_path / "P1.csv", index=False)
+    for name in ("P2.h5ad", "P3.xlsx", "notes.md"):
+        (tmp_path / name).touch()
+    with pytest.warns(UserWarning, match=r"2 files .*P2.h5ad, P3.xlsx"):
+        read_profiles(tmp_path)

@@ -371,3 +371,36 @@ def test_propose_options_column_with_missing_values_is_noted():
 def test_propose_options_ambiguous_columns_are_left_to_fill_in(columns, of_features, keys):
     obs = pd.DataFrame({name: values * 3 for name, values in columns.items()})
     assert propose_options(obs, _count_values(obs), of_features=of_features)[0] == f"{keys} --out results"
+
+
+@pytest.mark.parametrize(
+    ("names", "labels", "proposed"),
+    [
+        ([str(i) for i in range(12)], {"plate": [1, 2], "dose": [0.5, 1.0]}, "0:11"),
+        ([f"f{i}" for i in range(12)], {"fold": [1, 2]}, "f0:f11"),
+        ([f"z{i}" for i in range(12)], {"zoom": [1.5, 2.5]}, "z0:z11"),
+        ("MYC TP53 KRAS EGFR ATM RB1".split(), {"batch": [1, 2]}, "MYC:RB1"),
+    ],
+    ids=["numbers", "a label with the prefix", "a quantity with the prefix", "names of genes"],
+)
+@pytest.mark.parametrize("float_format", [None, "%.4f", "%.18e"])
+@pytest.mark.parametrize("are_first", [True, False])
+def test_describe_path_numeric_labels_are_no_features(tmp_path, names, labels, proposed, float_format, are_first):
+    rng = np.random.default_rng(0)
+    columns = {name: np.repeat(values, 12) for name, values in labels.items()}
+    parts = [pd.DataFrame({"gene": np.resize(["nt", "a", "b"], 24), **columns})]
+    parts.append(pd.DataFrame(rng.normal(size=(24, len(names))), columns=names))
+    table = pd.concat(parts if are_first else parts[::-1], axis=1)
+    table.to_csv(tmp_path / "t.csv", index=False, float_format=float_format)
+    found = describe_path(tmp_path / "t.csv")
+    assert f"24 cells or wells of {len(names)} features" in found
+    assert found.split("--features ")[1].split(" --y-key")[0] == proposed
+
+
+def test_describe_path_whole_numbers_with_a_gap_are_labels(tmp_path):
+    plates = [np.nan, *np.repeat([24277.0, 24278.0], 12)[1:]]
+    table = pd.DataFrame({"Plate": plates, "gene": np.resize(["nt", "a", "b"], 24)})
+    table = table.join(pd.DataFrame(np.random.default_rng(0).normal(size=(24, 4))).add_prefix("Cells_a"))
+    table.to_csv(tmp_path / "t.csv", index=False)
+    with pytest.warns(UserWarning, match="no Plate"):
+        assert "column Plate: 2 values (24278 12, 24277 11)" in describe_path(tmp_path / "t.csv")

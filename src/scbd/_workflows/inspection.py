@@ -17,7 +17,7 @@ import pandas as pd
 
 from scbd._shared.checks import format_count, join_first
 from scbd._shared.keys import IMAGE_KEY
-from scbd._shared.labels import find_likely_controls, normalise_name
+from scbd._shared.labels import find_likely_controls, label_text, normalise_name
 from scbd.data._formats import FEATURE_PREFIXES, SOURCE_COLUMN, DataKind, detect_kind, image_columns
 from scbd.data._profiles import (
     Missing,
@@ -329,14 +329,18 @@ def _describe_missing(obs: pd.DataFrame, columns: Sequence[str | None]) -> list[
 def _count_values(obs: pd.DataFrame) -> dict[str, pd.Series]:
     """Find the columns of ``obs`` that may be labels of cells, and count the cells with each value of such a column.
 
-    A column may be a label if its dtype is not floating-point, if it has more than one value, and if each value has at
-    least two cells on average.
+    A column may be a label if it does not hold fractional numbers, if it has more than one value, and if each value has
+    at least two cells on average.
 
     Returns
     -------
     Mapping from the name of each such column to its values (index) with their numbers of cells.
     """
-    found = {column: obs[column].value_counts() for column in obs if obs[column].dtype.kind != "f"}
+    found = {
+        column: obs[column].value_counts().rename(label_text)  # a column of whole numbers may lack values
+        for column in obs
+        if obs[column].dtype.kind != "f" or (obs[column].dropna() % 1 == 0).all()
+    }
     return {column: counts for column, counts in found.items() if 1 < len(counts) <= len(obs) / 2}
 
 

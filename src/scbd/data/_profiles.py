@@ -7,7 +7,8 @@ import os
 import re
 import warnings
 import zipfile
-from itertools import accumulate
+from collections import Counter
+from itertools import accumulate, chain, combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -27,11 +28,13 @@ from scbd.data._formats import (
     detect_kind,
     list_tables,
     unique_file_names,
+    walk_folders,
 )
 from scbd.data._hdf5_source import open_h5
 from scbd.data._tables import (
     Table,
     detect_encoding,
+    hold_whole_numbers,
     is_table,
     log_columns,
     read_first_rows,
@@ -52,18 +55,22 @@ Missing: TypeAlias = Literal["drop", "median", "keep"]
 # Pattern of the prefixes, such as "Metadata_", that names of plate, well and site columns may have. The prefix "foci_"
 # stands for the barcode spots of pooled screens.
 _COLUMN_PREFIX = r"^(image_)?(metadata_)?(foci_)?"
-_PLATE = re.compile(rf"{_COLUMN_PREFIX}plate$", re.IGNORECASE)
 # pattern of the names of numeric columns that are not measurements: positions, identifiers and parents of objects
 _NOT_A_MEASUREMENT = re.compile(
     r"(^|_)(location|center|centroid|boundingbox(max|min)imum|bbox|bounds|parent|children|barcodes?|\w*(image|object)_?number|fov"
     r"|tile|id|index)(_|$)|(^|_)[ijxyz](_\d+)?$|^(cell|nucleus|nuclei|object|label)s?(_\d+)?$|^q_",
     re.IGNORECASE,
 )
-# Accepted names of the columns with plate, well and site, in lower case and without the prefixes in _COLUMN_PREFIX. If
-# a table has several plate columns, for example, the column whose name stands first in this list is used.
+# pattern of the names of numeric columns that label rows, in lower case and without the prefixes in _COLUMN_PREFIX
+_LABEL = re.compile(
+    r"(dose|conc(entration)?|time(point)?|batch|fold|split|week|day|(bio|tech)?_?rep(licate)?)(_\w{1,6})?"
+)
+# Accepted names of the columns with plate, well and site, in lower case, without the prefixes in _COLUMN_PREFIX, and
+# with letters only. If a table has several plate columns, for example, the column whose name stands first in this list
+# is used.
 _POSITION_COLUMNS = {
-    "plate": ("plate", "plate_id", "plate_name", "plate_barcode", "assay_plate_barcode", "barcode"),
-    "well": ("well", "well_id", "well_name", "well_position"),
+    "plate": ("plate", "plateid", "platename", "platebarcode", "assayplatebarcode", "barcode"),
+    "well": ("well", "wellid", "wellname", "wellposition"),
     "site": ("site", "field", "fov"),
 }
 _WELL = re.compile(r"^([A-Za-z]{1,2})[ -]*0*(\d+)$")
@@ -72,6 +79,12 @@ _WELL = re.compile(r"^([A-Za-z]{1,2})[ -]*0*(\d+)$")
 _MAX_MISSING_FRACTION = 0.5
 # names of the columns with plate, well and site that are derived from the paths of DeepProfiler's files
 _FOLDER_COLUMNS = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
+# endings of tables that are not read from a folder of tables
+_UNREAD_TABLES = (".h5ad", ".txt", ".xls", ".xlsx", ".feather", ".rds")
+# number of rows at the top of a table that show whether a column of text holds numbers
+_N_ROWS_OF_TYPES = 100
+# column of obs that holds names of rows if several rows have the same name
+_ROW_NAMES = "row_name"
 
 
 def read_profiles(
@@ -102,7 +115,8 @@ def read_profiles(
         If several files are read and no column names the plate, ``obs["source"]`` holds the name of each row's file.
     features
         Names of features, their prefixes, or ranges of columns: ``"0:63"`` names all columns from ``0`` to ``63``, in
-        the order of the table. The name of a column names only this column. Default: CellProfiler's compartments
+        the order of the table. The name of a column names only this column. Default: all columns of ``X`` in an
+        AnnData; in other files, CellProfiler's compartments
         ``Cells_``, ``Cytoplasm_`` and ``Nuclei_``, and ``feature_``, the prefix that features of DeepProfiler get.
     table
         Further columns for ``obs``, such as a plate map: a data frame or a file. None of its columns becomes a feature.
@@ -140,16 +154,17 @@ def read_profiles(
         If at least half of the values of a feature are not numbers.
     ValueError
         If a file is of a kind that this function does not read, is truncated, has no feature, or has two columns with
-        the same name and different values. If two files hold the same wells or cells, such as raw and normalised
-        profiles of one plate. If ``table`` has several rows for one well (or another key), no row for a cell or well
-        with features, or a column that ``obs`` has, too, but with different values.
+        the same name and different values. If two files hold the same features, or the same wells or cells, such as raw
+        and normalised profiles of one plate. If ``table`` has several rows for one well (or another key), no row for a
+        cell or well with features, or a column that ``obs`` has, too, but with different values.
 
     Warns
     -----
     UserWarning
         If features, rows, empty files or columns that hold lists are excluded, or if missing values are replaced. The
         message states how many, and names plates and files of which all rows are excluded. A warning is also raised if
-        most numeric columns are not features, or if features that ``features`` names are named like positions.
+        most numeric columns are not features, if features that ``features`` names are named like positions, if it names
+        a column that no file has, or if a folder of tables holds files of other kinds.
 
     References
     ----------
@@ -200,11 +215,16 @@ def read_table_of_features(
     check_choice("missing", missing, Missing)
     paths = _list_files(path)
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {format_count(len(paths) - 1, 'other')}"
-    entries, is_default = [features] if isinstance(features, str) else list(features), features is FEATURE_PREFIXES
+    entries = [features] if isinstance(features, str) else list(map(str, features))
+    is_default = features is FEATURE_PREFIXES
     messages: list[str] = []
     parts = _read_files(paths, entries, where, messages, is_default=is_default)
     tables = [part.table for part in parts.values()]
-    found = pd.concat([one.frame for one in tables], ignore_index=len(parts) > 1)
+    found = pd.concat([one.frame for one in tables])
+    if not is_default and (
+        unused := [one for one, columns in _named_columns(list(found), entries).items() if not columns]
+    ):
+        messages.append(f"no column is named like {join_first(unused)} in features")
     chosen = {name for part in parts.values() for name in part.features}
     names = [name for name in found if name in chosen]
     of_objects = list(dict.fromkeys(name for part in parts.values() for name in part.of_objects))
@@ -212,15 +232,15 @@ def read_table_of_features(
         messages.append(_describe_object_columns(of_objects, is_default=is_default))
     obs = found.drop(columns=names)
     obs = settle_types(obs, [name for name in obs if all(name in one.spelled for one in tables if name in one.frame)])
-    if not obs.index.is_unique:
-        obs = obs.reset_index(drop=True)
+    if not obs.index.is_unique:  # names of rows that repeat, such as labels, become a column; row numbers do not
+        obs = obs.rename_axis(_ROW_NAMES).reset_index(drop=hold_whole_numbers(obs.index) or _ROW_NAMES in obs)
     if is_default and chosen <= {name for name in names if name.startswith(FEATURE_PREFIXES)}:
         messages += _warn_of_other_numbers(obs, names, of_objects)
     obs = _drop_lists(obs, messages)
     lengths = [len(one.frame) for one in tables]
     file_of = np.repeat(np.array(list(map(str, parts)), dtype=object), lengths)
     if len(parts) > 1:
-        _check_rows_distinct(obs, file_of, tables)
+        _check_rows_distinct(obs, {one: part.table for one, part in parts.items()})
         if not {"plate", SOURCE_COLUMN} & {*find_position_columns(obs), *obs}:
             short_names = np.array(unique_file_names([*map(str, parts)], set()), dtype=object)
             obs[SOURCE_COLUMN] = np.repeat(short_names, lengths)
@@ -231,9 +251,12 @@ def read_table_of_features(
     if len(parts) > 1:
         groups["file"] = pd.Series(file_of, obs.index)
     values = _feature_values(found, names, where, messages, {one: part.table for one, part in parts.items()})
+    if SOURCE_COLUMN in obs:
+        _check_values_distinct(values, list(parts), lengths)
     rows, kept = np.ones(len(values), dtype=bool), np.ones(len(names), dtype=bool)
     if missing != "keep":
-        blocks = {entry: pd.Index(names).isin(_named_columns(names, entry)) for entry in entries}
+        named = _named_columns(names, entries).items()
+        blocks = {entry: pd.Index(names).isin(columns) for entry, columns in named if len(columns) > 1}
         rows, kept = _handle_missing(values, pd.Index(names), missing, where, groups, blocks, messages)
     if messages:
         warn_user(f"{where}: {'; '.join(messages)}.")
@@ -285,15 +308,21 @@ def _plates_of_rows(obs: pd.DataFrame, where: str, n_files: int, messages: list[
     Raises
     ------
     ValueError
-        If files have columns of plates whose names differ in case only.
+        If some files have a column of plates of one name, and other files have one of another name.
     """
-    plates = {column: obs[column] for column in obs if _PLATE.search(column)}
+    # a column "barcode" may also be the barcode of a cell in a pooled screen, which says nothing about plates
+    kinds = {column: _plain_name(column).replace("_", "") for column in obs}
+    plates = {
+        column: obs[column]
+        for column, kind in kinds.items()
+        if kind in _POSITION_COLUMNS["plate"] and kind != "barcode"
+    }
     # a column that has another name in some files has no values in these files
     in_part = [column for column, values in plates.items() if values.isna().any()]
-    if n_files > 1 and len({column.casefold() for column in in_part}) < len(in_part):
+    if n_files > 1 and len(in_part) > 1 and obs[in_part].notna().sum(axis=1).max() <= 1:
         msg = (
-            f"{where} call the plate by names that differ in case only ({join_first(in_part)}): give the column the "
-            "same name in all files, with table.rename(columns=…)."
+            f"{where} have different names for the column of plates ({join_first(in_part)}): give the column the same "
+            "name in all files, with table.rename(columns=…)."
         )
         raise ValueError(msg)
     for column in in_part:
@@ -323,7 +352,14 @@ def _list_files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
         )
         raise FileNotFoundError(msg)
     check_plates_distinct(given)
-    return [file for one in given for file in list_tables(one)]
+    files = []
+    for one in given:
+        tables = list_tables(one)
+        names = [name for _, inside in walk_folders(one) for name in inside] if tables != [one] else []
+        if others := [name for name in names if name.lower().endswith(_UNREAD_TABLES)]:
+            warn_user(f"{one}: {format_count(len(others), 'file')} of other kinds not read ({join_first(others)}).")
+        files += tables
+    return files
 
 
 def _is_empty(path: Path) -> bool:
@@ -347,21 +383,23 @@ def _read_file(path: Path, entries: Sequence[str], *, is_default: bool) -> _Part
     path
         File, or folder of an AnnData, of DeepProfiler or of a partitioned table.
     entries
-        Names or prefixes of features. Of an AnnData, all columns of ``X`` are features.
+        Names or prefixes of features.
     is_default
-        Whether the user named no features. Only then, columns named like positions of objects are not features.
+        Whether the user named no features. Then, all columns of ``X`` of an AnnData are features, and columns of a
+        table that are named like positions of objects are not.
     """
     kind = detect_kind(path)
-    if kind.name == "anndata":
-        return _read_anndata_features(path)
 
     def choose_features(names: Sequence[str]) -> tuple[list[str], list[str]]:
-        named = {name for entry in entries for name in _named_columns(names, entry)}
+        named = set(chain.from_iterable(_named_columns(names, entries).values()))
         by_prefix = named.difference(entries)
         of_objects = [name for name in names if name in by_prefix and _NOT_A_MEASUREMENT.search(name)]
         excluded = set(of_objects) if is_default else set()
         return [name for name in names if name in named and name not in excluded], of_objects
 
+    if kind.name == "anndata":
+        table, in_x = _read_anndata_features(path)
+        return _Part(table, in_x if is_default else choose_features(in_x)[0], [])
     if kind.name in ("profiles", "image_table", "tables"):
         table = read_table(path, lambda names: choose_features(names)[0])
     elif kind.name == "deepprofiler":
@@ -371,19 +409,27 @@ def _read_file(path: Path, entries: Sequence[str], *, is_default: bool) -> _Part
     return _Part(table, *choose_features(list(table.frame)))
 
 
-def _named_columns(names: Sequence[str], entry: str) -> list[str]:
-    """Return the columns that a user names by a whole name, a prefix, or the first and the last column, ``"0:63"``."""
-    begun = [name for name in names if name.startswith(entry)]
-    if entry in begun:
-        return [entry]
-    first, _, last = entry.partition(":")
-    if not begun and first in names and last in names:
-        return list(names[names.index(first) : names.index(last) + 1])
-    return begun
+def _named_columns(names: Sequence[str], entries: Sequence[str]) -> dict[str, list[str]]:
+    """Return the columns that each entry of ``features`` names.
+
+    An entry is the whole name of a column, a prefix, or the first and the last column, ``"0:63"``.
+    """
+    places = {name: place for place, name in enumerate(names)}
+    named = {}
+    for entry in entries:
+        first, _, last = entry.partition(":")
+        columns = [entry] if entry in places else [name for name in names if name.startswith(entry)]
+        if not columns and first in places and last in places:
+            columns = list(names[places[first] : places[last] + 1])
+        named[entry] = columns
+    return named
 
 
-def _read_anndata_features(path: Path) -> _Part:
-    """Read ``obs`` and ``X`` of an AnnData; row i of one is row i of the other, whatever the names of rows."""
+def _read_anndata_features(path: Path) -> tuple[Table, list[str]]:
+    """Read a table of ``obs`` and ``X`` of an AnnData, and the names of the columns of ``X``.
+
+    Row i of ``obs`` belongs to row i of ``X``, whatever the names of rows.
+    """
     import anndata
 
     if path.is_file():
@@ -402,7 +448,7 @@ def _read_anndata_features(path: Path) -> _Part:
         raise ValueError(msg)
     values = pd.DataFrame(cells.X.toarray() if is_sparse(cells.X) else cells.X, columns=cells.var_names)
     frame = pd.concat([obs.reset_index(drop=True), values], axis=1).set_axis(obs.index)
-    return _Part(Table(frame, [], [], None), cells.var_names.tolist(), [])
+    return Table(frame, [], [], None), cells.var_names.tolist()
 
 
 def _describe_lack_of_features(path: Path, of_objects: Sequence[str], entries: Sequence[str]) -> str:
@@ -431,9 +477,17 @@ def propose_features(first_rows: pd.DataFrame) -> list[str]:
     empty if columns have CellProfiler's names, because these are taken as features by default.
     """
     names = first_rows.columns.tolist()
-    numbers = [name for name in first_rows.select_dtypes("number") if not name.lower().startswith("metadata")]
     if any(name.startswith(FEATURE_PREFIXES) for name in names):
         return []
+    positions = find_position_columns(first_rows).values()
+    numbers = [
+        name
+        for name in names
+        if _holds_numbers(first_rows[name])
+        and not name.lower().startswith("metadata")
+        and name not in positions
+        and not _LABEL.fullmatch(_plain_name(name))
+    ]
     numbers = [name for name in numbers if not _NOT_A_MEASUREMENT.search(name)] or numbers
     begun: dict[str, list[str]] = {}
     for name in numbers:
@@ -444,12 +498,23 @@ def propose_features(first_rows: pd.DataFrame) -> list[str]:
     )
     if 2 * sum(map(len, groups.values())) < len(numbers):
         groups = {"": numbers}
-    others = set(names).difference(numbers)
+    # columns without a value in the first rows may hold numbers, and do not prevent a prefix
+    is_empty = first_rows.isna().all()
     return [
         part
         for word, some in groups.items()
-        for part in ([word] if word and not any(name.startswith(word) for name in others) else _ranges(names, some))
+        for part in (
+            [word]
+            if word and all(is_empty[name] for name in set(names).difference(some) if name.startswith(word))
+            else _ranges(names, some)
+        )
     ]
+
+
+def _holds_numbers(column: pd.Series) -> bool:
+    """Return whether a column holds a number, stored as a number or as text, and no other text."""
+    numbers, is_text = parse_numbers(column)
+    return not is_text.any() and bool(np.isfinite(numbers).any()) and not pd.api.types.is_bool_dtype(column)
 
 
 def _ranges(names: Sequence[str], chosen: Sequence[str]) -> list[str]:
@@ -461,9 +526,11 @@ def _ranges(names: Sequence[str], chosen: Sequence[str]) -> list[str]:
 
 def _warn_of_other_numbers(obs: pd.DataFrame, features: Sequence[str], of_objects: Sequence[str]) -> list[str]:
     """Return a list with a warning text if most numeric columns are not features; otherwise, an empty list."""
-    numbers = obs.select_dtypes("number").columns.difference(of_objects, sort=False).astype(str)
     others = [
-        name for name in numbers if not name.startswith(("Metadata_", "Image_", *_FOLDER_COLUMNS, "Location_Center_"))
+        name
+        for name in obs.columns.difference([*of_objects], sort=False).astype(str)
+        if not name.startswith(("Metadata_", "Image_", *_FOLDER_COLUMNS, "Location_Center_"))
+        and _holds_numbers(obs[name].head(_N_ROWS_OF_TYPES))
     ]
     if len(others) <= len(features):
         return []
@@ -499,30 +566,70 @@ def _drop_lists(obs: pd.DataFrame, messages: list[str]) -> pd.DataFrame:
     return obs.drop(columns=lists)
 
 
-def _check_rows_distinct(obs: pd.DataFrame, file_of: np.ndarray, tables: Sequence[Table]) -> None:
+def _check_rows_distinct(obs: pd.DataFrame, tables: Mapping[Path, Table]) -> None:
     """Raise ``ValueError`` if two files hold the same wells or cells, such as raw and normalised profiles of a plate.
 
-    Rows of two files are the same if they are equal in all labels that all files have, among them the plate. Parts of a
-    table of cells, which may share a well, have different numbers of cells in it.
+    Files are compared if they have columns of the same kinds among plate, well and site, whatever their names. Rows of
+    two files are the same if they are equal in these columns, and in all labels that all compared files have. Parts of
+    a table of cells, which may share a well, have different numbers of cells in it.
     """
-    common = [name for name in obs if all(name in table.frame for table in tables) and obs[name].dtype.kind != "f"]
-    if "plate" not in find_position_columns(obs[common]):
-        return
-    codes = pd.DataFrame({name: pd.factorize(_normalised_text(obs[name]))[0] for name in common})
-    row = codes.groupby(common, sort=False).ngroup().to_numpy()
+    paths, lengths = list(map(str, tables)), [len(table.frame) for table in tables.values()]
+    file_of = np.repeat(np.arange(len(paths)), lengths)
+    by_columns: dict[tuple[str, ...], list[int]] = {}
+    for number, table in enumerate(tables.values()):
+        columns = table.frame.columns
+        by_columns.setdefault(tuple(columns[columns.isin(obs.columns)]), []).append(number)
+    positions = {columns: find_position_columns(pd.DataFrame(columns=columns)) for columns in by_columns}
+    for kinds in {tuple(found) for found in positions.values() if "plate" in found}:
+        alike = [columns for columns, found in positions.items() if tuple(found) == kinds]
+        is_compared = np.isin(file_of, [number for columns in alike for number in by_columns[columns]])
+        rows, files = obs[is_compared], file_of[is_compared]
+        used = {kind: list({positions[columns][kind]: None for columns in alike}) for kind in kinds}
+        keys = {
+            kind: _normalised_text(rows[names].bfill(axis=1).iloc[:, 0], are_wells=kind == "well")
+            for kind, names in used.items()
+        }
+        shared = set.intersection(*map(set, alike)).difference(*used.values())
+        keys |= {name: _normalised_text(rows[name], are_wells=False) for name in shared if not _is_quantity(rows[name])}
+        codes = pd.DataFrame({name: pd.factorize(text)[0] for name, text in keys.items()})
+        _check_rows_shared(codes.groupby(list(codes), sort=False).ngroup().to_numpy(), files, paths)
+
+
+def _is_quantity(values: pd.Series) -> bool:
+    """Return whether a column, such as a dose, holds numbers that are not all whole."""
+    numbers, is_text = parse_numbers(pd.Series(values.unique()))
+    return not is_text.any() and bool((numbers[np.isfinite(numbers)] % 1 != 0).any())
+
+
+def _check_rows_shared(row: np.ndarray, file_of: np.ndarray, paths: Sequence[str]) -> None:
+    """Raise ``ValueError`` if two files share most of their rows, by a number that is equal for equal rows.
+
+    Files share a row if both hold it equally often, or if one of them holds it once, as profiles of wells do next to
+    their cells.
+    """
     counts = pd.Series(1, [row, file_of]).groupby(level=[0, 1], sort=False).sum().rename("n").reset_index()
     counts.columns = ["row", "file", "n"]
-    shared = counts[counts.duplicated("row", keep=False)]
-    by_row = shared.groupby("row", sort=False)
-    same = by_row["n"].nunique() == 1
-    files = by_row["file"].agg(tuple)[same]
-    for pair, n in files.value_counts().items():
+    by_row = counts[counts.duplicated("row", keep=False)].groupby("row", sort=False)
+    files = by_row["file"].agg(tuple)[(by_row["n"].nunique() == 1) | (by_row["n"].min() == 1)]
+    n_shared = Counter(pair for some in files for pair in combinations(some, 2))
+    for pair, n in n_shared.items():
         if 2 * n > min((counts["file"] == file).sum() for file in pair):
             msg = (
-                f"{pair[0]} and {pair[1]} hold the same wells or cells ({format_count(n, 'row')}), perhaps raw and "
-                "normalised, and each would count as a replicate. Give only one of these files; if the rows are "
-                "different measurements, add a column that distinguishes them."
+                f"{paths[pair[0]]} and {paths[pair[1]]} hold the same wells or cells ({format_count(n, 'row')}), "
+                "perhaps raw and normalised, and each would count as a replicate. Give only one of these files; if the "
+                "rows are different measurements, add a column that distinguishes them."
             )
+            raise ValueError(msg)
+
+
+def _check_values_distinct(values: np.ndarray, paths: Sequence[Path], lengths: Sequence[int]) -> None:
+    """Raise ``ValueError`` if two files hold the same features, such as a table saved in two formats."""
+    parts = np.split(values, np.cumsum(lengths)[:-1])
+    seen: dict[tuple[int, bytes], int] = {}
+    for number, part in enumerate(parts):
+        first = seen.setdefault((len(part), part[:1].tobytes()), number)
+        if first != number and np.isfinite(part).any() and np.array_equal(parts[first], part, equal_nan=True):
+            msg = f"{paths[first]} and {paths[number]} hold the same features: give only one of these files."
             raise ValueError(msg)
 
 
@@ -689,7 +796,7 @@ def _handle_missing(
 def _to_storable(obs: pd.DataFrame) -> pd.DataFrame:
     """Convert text columns of a table to categories and its index to text, so that any file format can store them."""
     text = [column for column in obs if obs[column].dtype.kind == "O"]
-    obs = obs.assign(**{column: obs[column].map(str, na_action="ignore").astype("category") for column in text})
+    obs = obs.assign(**{column: obs[column].map(label_text, na_action="ignore").astype("category") for column in text})
     return obs.set_axis(obs.index.astype(str))
 
 
@@ -708,9 +815,12 @@ def _join_table(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] 
     """
     table = table.rename(columns=str)
     keys = _join_columns(obs, table, on, where)
-    names = ", ".join(keys.values())
+    table = table.dropna(subset=[*keys.values()])  # rows without a key belong to no cell or well
+    names, well = ", ".join(keys.values()), find_position_columns(obs).get("well")
     left, right = (
-        pd.DataFrame({one: _normalised_text(frame[name]) for one, name in zip(keys, own, strict=True)})
+        pd.DataFrame(
+            {one: _normalised_text(frame[name], are_wells=one == well) for one, name in zip(keys, own, strict=True)}
+        )
         for frame, own in ((obs, keys), (table, keys.values()))
     )
     if right.duplicated().any():
@@ -730,7 +840,8 @@ def _join_table(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] 
         raise ValueError(msg)
     new = table.drop(columns=list(keys.values())).iloc[rows.astype(int)].set_axis(obs.index)
     both = [name for name in new if name in obs]
-    if clash := [name for name in both if not _normalised_text(obs[name]).equals(_normalised_text(new[name]))]:
+    texts = {name: [_normalised_text(one[name], are_wells=name == well) for one in (obs, new)] for name in both}
+    if clash := [name for name, (one, other) in texts.items() if not one.equals(other)]:
         msg = (
             f"{where} and the table have different values of {join_first(clash)}: drop it in one of them, or rename it."
         )
@@ -775,18 +886,23 @@ def find_position_columns(table: pd.DataFrame) -> dict[str, str]:
 
     If the table lacks one of these columns, the dictionary lacks its key.
     """
-    plain = {re.sub(_COLUMN_PREFIX, "", re.sub(r"\W", "_", str(name).lower())): name for name in table}
+    plain = {_plain_name(name).replace("_", ""): name for name in table}
     found = {key: [plain[name] for name in names if name in plain] for key, names in _POSITION_COLUMNS.items()}
     return {key: names[0] for key, names in found.items() if names}
 
 
-def _normalised_text(values: pd.Series) -> pd.Series:
-    """Return values, such as names of wells, as text in one spelling: A01 becomes A1, and 24277.0 becomes 24277."""
+def _plain_name(name: object) -> str:
+    """Return the name of a column in lower case, without a prefix such as "Metadata_"."""
+    return re.sub(_COLUMN_PREFIX, "", re.sub(r"\W", "_", str(name).lower()))
+
+
+def _normalised_text(values: pd.Series, *, are_wells: bool) -> pd.Series:
+    """Return values as text in one spelling: 24277.0 becomes 24277 and, if they are names of wells, A01 becomes A1."""
 
     def plain(value: Any) -> str:
         text = label_text(value).strip()
         text = re.sub(r"^(\d+)\.0+$", r"\1", text)
-        well = _WELL.match(text)
+        well = _WELL.match(text) if are_wells else None
         return f"{well[1].upper()}{int(well[2])}" if well else text
 
     values = values.astype(object)
