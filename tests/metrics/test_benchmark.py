@@ -50,6 +50,15 @@ def make_screen(seed: int = 0) -> tuple[AnnData, pd.DataFrame]:
     return AnnData(obs=obs, obsm=obsm | {"wide": np.hstack([good, bad, good])}), net
 
 
+@pytest.mark.parametrize(("key", "metric"), [("e_key", "e_probe"), ("y_key", "y_probe")])
+def test_benchmark_failed_score_names_embedding_and_label(key, metric):
+    adata, _ = make_screen()
+    adata.obs["same"] = "A"
+    given: dict[str, Any] = {key: "same", "control": None}
+    with pytest.raises(ValueError, match=f"^{metric} of 'mine' .*good.*{key}='same'.*: .* two labels"):
+        benchmark(adata, {"mine": "good"}, **given)
+
+
 def test_benchmark_two_embeddings_returns_all_metrics_in_tidy_frame():
     adata, net = make_screen()
     frame = benchmark(adata, ["good", "bad"], y_key="gene", e_key="well", net=net, n_neighbors=30)

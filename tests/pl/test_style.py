@@ -13,6 +13,7 @@ from scbd.pl._style import series_style, wrap_name
         ("Metadata_plate_and_source", "Metadata_plate_\nand_source"),
         ("x" * 33, "x" * 16 + "\n" + "x" * 16 + "\nx"),
         (3, "3"),
+        ("$\\frac{a$", "\\$\\frac{a\\$"),
         ("", ""),
     ],
 )

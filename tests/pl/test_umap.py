@@ -133,6 +133,50 @@ def test_umap_blocks_controls_are_grey_among_few_labels(cells):
     assert list(colors_by_label(ax)) == ["gene_1", "gene_2", "2 controls"]
 
 
+@pytest.mark.parametrize(
+    ("labels", "control", "drawn"),
+    [
+        ([0, 1, 2], 0, ["1", "2", "0"]),
+        ([0, 1, 2], ["0"], ["1", "2", "0"]),
+        ([0.0, 1.5, 2.0], [0, 2.0], ["1.5", "2 controls"]),
+        ([False, True, True], False, ["True", "False"]),
+        ([False, True, True], ["False"], ["True", "False"]),
+        (["a", 1, "1"], 1, ["a", "1"]),
+    ],
+)
+def test_umap_blocks_control_of_any_type_is_grey(cells, labels, control, drawn):
+    place_cells(cells)
+    cells.obs["compound"] = pd.Series(labels).iloc[np.arange(96) % 3].to_numpy()
+    cells.obs["area"] = np.arange(96) + 0.25
+    of_compounds, of_areas = pl.umap_blocks(cells, ["compound", "area"], blocks={"mine": "Z"}, control=control).flat
+    colors = colors_by_label(of_compounds)
+    assert list(colors) == drawn and colors[drawn[-1]] == to_hex("0.5")
+    assert of_areas.get_legend() is None
+
+
+def test_umap_blocks_highlighted_number_is_a_label(cells):
+    place_cells(cells)
+    cells.obs["compound"] = np.arange(96) % 4
+    for highlight in ([1, 3], ["1", "3"]):
+        (ax,) = pl.umap_blocks(cells, "compound", blocks={"mine": "Z"}, highlight=highlight).flat
+        assert list(colors_by_label(ax)) == ["1", "3", "2 others"]
+    with pytest.raises(ValueError, match="highlight='5': none of the columns"):
+        pl.umap_blocks(cells, "compound", blocks={"mine": "Z"}, highlight=[5])
+
+
+@pytest.mark.parametrize("n_labels", [2, 30])
+def test_umap_blocks_dollars_are_no_formula(cells, n_labels):
+    place_cells(cells)
+    names = ["$\\frac{a$", "US$ 5 and $6", *(f"g{i}" for i in range(n_labels))][:n_labels]
+    cells.obs["$a$"] = np.array(names)[np.arange(96) % n_labels]
+    (ax,) = pl.umap_blocks(cells, "$a$", blocks={"$\\frac{z$": "Z"}, highlight=names[:2]).flat
+    ax.figure.draw_without_rendering()
+    texts = [ax.title, *ax.get_legend().get_texts()[:2]]
+    assert not any(text._preprocess_math(text.get_text())[1] for text in texts)
+    # matplotlib removes the backslashes when it draws the text
+    assert [text._preprocess_math(text.get_text())[0] for text in texts] == ["$\\frac{z$ by $a$", *names[:2]]
+
+
 @pytest.mark.parametrize("argument", ["highlight", "control"])
 def test_umap_blocks_unknown_label_is_named(cells, argument):
     unknown: dict[str, Any] = {argument: ["gene_00"]}

@@ -174,6 +174,17 @@ def test_compare_invalid_input_raises_before_scoring(cells, given, error, messag
         compare(cells, **asked)
 
 
+def test_compare_failed_score_names_the_embedding(cells):
+    cells = cells.copy()
+    cells.obsm["X_constant"] = np.ones((cells.n_obs, 3))
+    with pytest.raises(ValueError, match=r"^'flat, WCCN' \(X_constant\): all features are constant"):
+        compare(cells, {"true": "X_true", "flat": "X_constant"}, trained_on="split", corrections=[None, "WCCN"], **HOW)
+    # one test cell of each unseen perturbation is too few for a probe
+    rare = np.isin(cells.obs["gene"], ["g1", "g4"]) & cells.obs["gene"].duplicated()
+    with pytest.raises(ValueError, match=r"unseen .*gene.* of 'true' \(X_true\): .* labels"):
+        compare(cells[~rare].copy(), {"true": "X_true"}, trained_on="split", corrections=[None], group_key=None, **HOW)
+
+
 @pytest.fixture
 def few() -> AnnData:
     return make_cells()
@@ -193,6 +204,15 @@ def test_evaluate_few_held_out_cells_warns_and_tests_on_all_cells(few, left):
         table = evaluate(few, ["gene"], embeddings={"z": "z"}, train_indices=np.arange(few.n_obs - left))
     assert table["tested_on"].tolist() == ["all cells" if left < 50 else "held-out cells"]
     assert evaluate(few, "gene", embeddings={"z": "z"})["tested_on"].tolist() == ["all cells"]
+
+
+@pytest.mark.parametrize(("n", "is_advised"), [(96, False), (160, False), (170, True)])
+def test_evaluate_advises_to_hold_out_more_only_if_it_suffices(n, is_advised):
+    cells = make_cells(n)
+    cells.obsm["z"] = np.random.default_rng(0).normal(size=(n, 2))
+    with pytest.warns(UserWarning, match="Scores are flattering") as warned:
+        evaluate(cells, ["gene"], embeddings={"z": "z"}, train_indices=np.arange(n - 49))
+    assert ("train_size=0.7" in str(warned[0].message)) == is_advised
 
 
 def test_evaluate_train_mask_is_equal_to_row_numbers(few):

@@ -44,8 +44,8 @@ NO_VERDICT = Verdict(
 
 @pytest.fixture(autouse=True)
 def quick_umap(request, monkeypatch):
-    """Replace the UMAP, the slowest part of a short run, in all tests but one."""
-    if request.function is not test_run_all_outputs_are_written:
+    """Replace the UMAP, the slowest part of a short run, in all tests that do not inspect it."""
+    if request.function not in (test_run_all_outputs_are_written, test_run_labels_of_any_type_are_drawn):
         monkeypatch.setattr("scbd.pl.umap_blocks", lambda *args, **how: plt.subplots(squeeze=False)[1])
 
 
@@ -116,6 +116,17 @@ def test_run_all_outputs_are_written(tmp_path):
     assert settings["asked"] == {"model": MODEL, "training": TRAIN | {"train_size": 0.7}}
     assert settings["versions"]["scbd"] == scbd.__version__
     assert pd.read_csv(out / "history.csv", index_col="step").index[-1] == 4
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2], [False, True, True], ["$\\frac{a$", "b", "c"]])
+def test_run_labels_of_any_type_are_drawn(tmp_path, monkeypatch, labels):
+    monkeypatch.setattr("scbd.pl._umap.compute_umap", lambda embedding, seed: np.asarray(embedding)[:, :2])
+    wells = make_wells()
+    wells.obs["treatment"] = np.array(labels)[np.arange(wells.n_obs) % 3]
+    setup, training = {"layer": "X", "control": labels[0]}, {"max_steps": 2, "enable_progress_bar": False}
+    how: dict[str, Any] = {"setup_kwargs": setup, "train_kwargs": training, "erm": False}
+    run(wells, y_key="treatment", e_key="plate", out=tmp_path, **how)
+    assert sorted(os.listdir(tmp_path)) == NAMES.split()
 
 
 @pytest.mark.parametrize("precious", ["metrics.csv", "model", "checkpoints/last.ckpt"])
@@ -261,6 +272,9 @@ def test_run_invalid_input_raises_and_writes_nothing(tmp_path):
     for wrong, said in (({"n_latent": 0}, "n_latent=0: give"), ({"temperature": 0}, "temperature must be")):
         with pytest.raises(ValueError, match=said):
             run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "run", model_kwargs=MODEL | wrong)
+    for name, value in (("resume", True), ("resume", False), ("checkpoint_dir", "x")):
+        with pytest.raises(ValueError, match=f"{name} is set for each run here"):
+            run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "run", train_kwargs=TRAIN | {name: value})
     with pytest.raises(ValueError, match="seed=-1: give a whole number, 0 or larger"):
         run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "run", seed=-1)
     for repeated in ({"y_key": "well"}, {"e_key": "well"}):
@@ -282,6 +296,23 @@ def test_run_columns_of_unsupported_type_are_written_as_text(tmp_path):
         assert list(table["date"]) == list(map(str, given["date"]))
     assert list(written.obs["row"]) == list(map(str, given["row"]))
     pd.testing.assert_frame_equal(cells.obs[["date", "row"]], given[["date", "row"]])
+
+
+@pytest.mark.usefixtures("only_training")
+def test_run_names_that_cannot_be_written_are_replaced(tmp_path):
+    cells = make_cells()
+    values, table = np.arange(96.0)[:, None], pd.DataFrame({"c/d": range(3)}, index=list("xyz"))
+    cells.obsm["dino/vits"], cells.obsm["dino_vits"], cells.obsm["dino"] = values, values + 1, values + 2
+    cells.layers["a/b"], cells.varm["a/b"] = np.ones(cells.shape), np.ones((cells.n_vars, 1))
+    cells.uns |= {"a/b": 1, "a": {"b": 2, "c/d": 3}, "table": table}
+    run(cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL, train_kwargs=TRAIN)
+    written = anndata.read_h5ad(tmp_path / "cells.h5ad")
+    for number, key in enumerate(("dino_vits_2", "dino_vits", "dino")):
+        np.testing.assert_array_equal(written.obsm[key], values + number)
+    assert "a_b" in written.layers and "a_b" in written.varm
+    assert written.uns["a_b"] == 1 and written.uns["a"] == {"b": 2, "c_d": 3}
+    assert written.uns["table"]["c_d"].tolist() == [0, 1, 2]
+    assert {"dino/vits", "dino_vits"} <= set(cells.obsm) and list(cells.uns["a"]) == ["b", "c/d"]
 
 
 @pytest.mark.parametrize("e_key", ["plateno", ["plateno", "well"]])
@@ -388,6 +419,41 @@ def test_run_model_not_saved_resumes_from_checkpoint(tmp_path, monkeypatch):
             run(make_cells(), out=tmp_path / "run", resume=True, **how)
     run(make_cells(), out=tmp_path / "run", resume=True, **how)
     assert (tmp_path / "run" / "model" / "model.pt").is_file()
+
+
+@pytest.mark.usefixtures("only_training")
+def test_run_damaged_settings_file_is_named(tmp_path):
+    how: dict[str, Any] = {"y_key": "gene", "e_key": "well", "model_kwargs": MODEL, "train_kwargs": TRAIN}
+    run(make_cells(), out=tmp_path, **how)
+    whole = (tmp_path / "settings.json").read_bytes()
+    for damaged in (whole[:50], b"", b"\xff" + whole):
+        (tmp_path / "settings.json").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"settings.json is damaged \(.*delete it"):
+            run(make_cells(), out=tmp_path, resume=True, **how)
+    (tmp_path / "settings.json").unlink()
+    run(make_cells(), out=tmp_path, resume=True, **how)
+    assert json.loads((tmp_path / "settings.json").read_text()) == json.loads(whole)
+
+
+@pytest.mark.usefixtures("only_training")
+@pytest.mark.parametrize(
+    ("training", "is_automatic"),
+    [
+        ({}, True),
+        ({"max_steps": None, "max_epochs": None, "early_stopping": False}, True),  # the command line gives all options
+        ({"max_steps": 2}, False),
+        ({"max_epochs": 1}, False),
+        ({"early_stopping": True, "train_size": 0.7}, False),
+    ],
+)
+def test_run_report_lists_only_an_automatic_length(tmp_path, monkeypatch, training, is_automatic):
+    decisions: list[str] = []
+    record = lambda report, path: decisions.extend(report.decisions["decision"])
+    monkeypatch.setattr("scbd._workflows.run.write_report", record)
+    how: dict[str, Any] = {"setup_kwargs": {"layer": "X", "control": "DMSO"}, "erm": False}
+    training = {"enable_progress_bar": False} | training
+    run(make_wells(), y_key="compound", e_key="plate", out=tmp_path, train_kwargs=training, **how)
+    assert ("length of training" in decisions) == is_automatic
 
 
 @pytest.mark.usefixtures("only_training")
@@ -540,20 +606,32 @@ def test_run_unwritable_directory_raises_before_training(tmp_path, monkeypatch, 
         run(make_cells(), y_key="gene", e_key="well", out=tmp_path / out, model_kwargs=MODEL, train_kwargs=TRAIN)
 
 
-@pytest.mark.filterwarnings("ignore:Trying to query inferred values")
-def test_run_preset_classifier_has_the_same_inputs_and_length(tmp_path, monkeypatch, only_training):
-    """ERM is not trained: only its inputs and the arguments of its training are recorded."""
-    preprocessed: list[Any] = []
-    lengths: list[dict[str, Any]] = []
+@pytest.mark.usefixtures("only_training")
+@pytest.mark.parametrize(
+    ("preset", "length"),
+    [
+        ("domain_generalization", {"max_steps": 2}),
+        ("domain_generalization", {"max_epochs": 2}),
+        # the command line gives all options, as None if the user has not given them
+        ("domain_generalization", {"max_steps": None, "max_epochs": 2, "batch_size": None, "lr": None}),
+        ("paper", {"max_steps": 2, "max_epochs": None, "batch_size": None, "lr": None}),
+        ("screen", {"max_epochs": 3, "batch_size": 24}),
+    ],
+)
+def test_run_classifier_has_the_same_inputs_and_length(tmp_path, monkeypatch, preset, length):
+    trained: list[ERMModel] = []
+    train = ERMModel.train
 
-    def record(model: ERMModel, **training: Any) -> None:
-        preprocessed.append(model.module.preprocess)
-        lengths.append({name: training[name] for name in ("max_steps", "batch_size")})
+    def train_and_record(model: ERMModel, **training: Any) -> None:
+        train(model, **training)
+        trained.append(model)
 
-    monkeypatch.setattr(ERMModel, "train", record)
-    how: dict[str, Any] = {"model_kwargs": {**MODEL, "preset": "domain_generalization"}, "erm": True}
-    training = {**TRAIN, "max_steps": 2}
-    del training["batch_size"]
+    monkeypatch.setattr(ERMModel, "train", train_and_record)
+    how: dict[str, Any] = {"model_kwargs": {**MODEL, "preset": preset}, "erm": True}
+    training = {"enable_progress_bar": False, "accelerator": "cpu"} | length
     run(make_cells(), y_key="gene", e_key="well", out=tmp_path / "out", train_kwargs=training, **how)
-    assert not preprocessed[0].standardize and not preprocessed[0].augment and preprocessed[0].environments is None
-    assert lengths == [{"max_steps": 2, "batch_size": 1_024}]
+    preprocess, used = trained[0].module.preprocess, json.loads((tmp_path / "out" / "settings.json").read_text())
+    for name in ("standardize", "augment"):
+        assert getattr(preprocess, name) == used["model"].get(name, True)
+    for name in ("steps", "batch_size", "lr"):
+        assert trained[0].training_settings_[name] == used["training"][name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 # number of rows of an array that are checked for NaN and infinity at a time, to limit memory
@@ -93,6 +94,16 @@ def check_finite_rows(values: Any, what: str = "The embedding") -> None:
     if n_bad:
         msg = f"{what} has NaN or infinite values in {n_bad:,} of {len(values):,} cells: drop these cells."
         raise ValueError(msg)
+
+
+@contextmanager
+def named_errors(what: str) -> Iterator[None]:
+    """Put the name of the embedding or score that is computed in the ``with`` block in front of a ``ValueError``."""
+    try:
+        yield
+    except ValueError as error:
+        msg = f"{what}: {error}"
+        raise ValueError(msg) from error
 
 
 def join_first(values: Iterable[object], n: int = 5) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from scbd._shared.checks import named_errors
 from scbd._shared.keys import CONTENT_KEY, PIXEL_PCA_KEY, STYLE_KEY
 from scbd._shared.labels import check_control_labels
 from scbd._shared.messages import warn_user
@@ -146,9 +147,11 @@ def evaluate(
     train = None if train_indices is None else training_mask(adata, train_indices, "train_indices")
     if train is not None and (left := int((~train).sum())) < MIN_HELD_OUT_CELLS:
         train = None
+        is_large = 0.3 * adata.n_obs >= MIN_HELD_OUT_CELLS
+        remedy = "To hold more out, train with train_size=0.7 or split=…" if is_large else "There are too few cells."
         msg = (
             f"Scores are flattering: they are of all cells, as {left} of {adata.n_obs:,} were not trained on, and "
-            f"{MIN_HELD_OUT_CELLS} are needed. To hold more out, train with train_size=0.7 or split=…"
+            f"{MIN_HELD_OUT_CELLS} are needed. {remedy}"
         )
         warn_user(msg)
     spaces = {
@@ -298,7 +301,8 @@ def compare(
     check_reference_keys(how.get("reference"), [name for name, *_ in compared], how.get("n_bootstrap", 0))
     corrected: dict[str, dict[str, np.ndarray]] = {}
     for name, key, values, correction in compared:
-        z = np.asarray(values) if correction is None else correct(values, correction, **known)
+        with named_errors(f"{name!r} ({key})"):
+            z = np.asarray(values) if correction is None else correct(values, correction, **known)
         corrected.setdefault(name, {})[key] = z[~fit]
     new, names = adata[~fit], known["labels"]
     # Unseen perturbations have no training cells. Controls do not count as perturbations.
@@ -315,12 +319,12 @@ def compare(
         )
     frame = benchmark(new, {name: list(of_key.values()) for name, of_key in corrected.items()}, **asked | how)
     key_of = {f"{name}[{i}]": key for name, of_key in corrected.items() for i, key in enumerate(of_key)}
-    more = [
-        {"representation": name, "key": key, **row}
-        for name, of_key in corrected.items()
-        for key, z in of_key.items()
-        for row in _score_unseen_perturbations(new, unseen, z, asked, how)
-    ]
+    more: list[dict[str, Any]] = []
+    for name, of_key in corrected.items():
+        for key, z in of_key.items():
+            with named_errors(f"scores of unseen perturbations (y_key={y_key!r}) of {name!r} ({key})"):
+                rows = _score_unseen_perturbations(new, unseen, z, asked, how)
+                more += [{"representation": name, "key": key, **row} for row in rows]
     return pd.concat(
         [frame.assign(key=frame["key"].map(key_of)), *([pd.DataFrame(more)] if more else [])], ignore_index=True
     )

@@ -18,7 +18,7 @@ import pandas as pd
 
 from scbd import pl
 from scbd._shared.files import write_text
-from scbd.pl._style import wrap_name
+from scbd.pl._style import escape_dollars, wrap_name
 from scbd.pl._umap import compute_umap
 
 if TYPE_CHECKING:
@@ -180,15 +180,13 @@ def write_report(report: Report, path: Path) -> None:
 def _isolated_plotting() -> Iterator[None]:
     """Restore matplotlib's settings at the end of the ``with`` block, and close the figures opened in the block.
 
-    In the block, text between dollar signs is not a formula, and warnings of letters missing from a font are hidden.
+    In the block, warnings of letters missing from a font are hidden.
     """
     import matplotlib.pyplot as plt
 
     before = set(plt.get_fignums())
     try:
         with plt.rc_context(), warnings.catch_warnings():
-            # With this setting, matplotlib does not draw a label that contains dollar signs as a formula.
-            plt.rcParams["text.parse_math"] = False
             warnings.filterwarnings("ignore", "Glyph .* missing from font")
             yield
     finally:
@@ -429,11 +427,12 @@ def _draw_heat_map(report: Report) -> _Picture | None:
         for name in profiles.index[chosen[order]]
     ]
     n = len(names)
-    column_names = names if n <= _MAX_COLUMN_LABELS else []
+    drawn_names = list(map(escape_dollars, names))
+    column_names = drawn_names if n <= _MAX_COLUMN_LABELS else []
     height = 1.1 + max(0.16 * n, 0.9) + 0.06 * max(map(len, column_names), default=0)
     figure, ax = plt.subplots(figsize=(_WIDTH, height), layout="constrained")
     image = ax.imshow(cosines, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
-    ax.set_yticks(range(n), names, fontsize=8)
+    ax.set_yticks(range(n), drawn_names, fontsize=8)
     ax.set_xticks(range(len(column_names)), column_names, fontsize=8)
     ax.tick_params(axis="x", rotation=90)
     ax.tick_params(length=0)

@@ -192,7 +192,7 @@ def _list_decisions(
         unseen = f"all cells of {n_unseen} perturbations, and " if n_unseen else ""
         share = f"{unseen}a part of the cells of each {'other ' if n_unseen else ''}perturbation in each environment"
         rows.append(("held-out cells", f"{n_held_out:,} of {len(labels.y):,}", n_held_out, share))
-    if "max_steps" not in given["training"]:
+    if not any(given["training"].get(name) for name in ("max_steps", "max_epochs", "early_stopping")):
         length = f"{training['steps']:,} steps of {training['batch_size']:,} cells, learning rate {training['lr']:g}"
         preset = given["model"].get("preset", "screen")
         why = f"by the preset {preset}" if preset != "screen" else "by the encoder and the number of training cells"

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ from scbd._workflows.inspection import find_place_columns
 from scbd._workflows.report import Report, write_report
 from scbd._workflows.report_contents import FILES, collect_report
 from scbd._workflows.training_runs import (
+    check_repeatable,
     describe_training_data,
     locate_inputs,
     log_level,
@@ -64,15 +66,17 @@ from scbd.baselines._classifiers import ERMModel
 from scbd.baselines._pixel_pca import pixel_pca
 from scbd.data._input_location import InputLocation
 from scbd.data._splits import Split, hold_out_perturbations, stratified_split
-from scbd.data._storable import as_storable
+from scbd.data._storable import as_storable, stored_names
 from scbd.metrics._arguments import get_label_texts
-from scbd.model._presets import PRESETS, with_preset
+from scbd.model._presets import with_preset
 from scbd.model._scbd import SCBDModel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from anndata import AnnData
+
+logger = logging.getLogger(__name__)
 
 # obsm keys of the two embeddings of the model, z_c (content) and z_s (style)
 _BLOCKS = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY}
@@ -183,9 +187,9 @@ def run(
     guide_key
         Column of ``obs`` with the reagent of each cell, such as the guide RNA.
     erm
-        If true, also train a plain classifier on the same inputs and cells (:class:`scbd.baselines.ERMModel`), to be
-        compared with z_c. Default: true for features, where it takes seconds; false for images, where it takes about as
-        long as the training of z_c.
+        If true, also train a plain classifier on the same inputs and cells (:class:`scbd.baselines.ERMModel`), with the
+        same number of steps and the same batch size, to be compared with z_c. Default: true for features, where it
+        takes seconds; false for images, where it takes about as long as the training of z_c.
     setup_kwargs
         Further arguments of ``setup_anndata``, such as the location of images or features, and the controls.
     model_kwargs, train_kwargs
@@ -229,6 +233,7 @@ def run(
         _check_holds_no_other_run(out, resume=resume)
         setup = merge_setup_arguments(setup_kwargs, y_key=y_key, e_key=as_columns(e_key))
         model_kwargs, training = with_preset(model_kwargs or {}), train_kwargs or {}
+        check_repeatable({}, training, ())
         how: dict[str, Any] = {"mechanism_key": mechanism_key, "guide_key": guide_key, "erm": erm, "resume": resume}
         return _run_in_directory(adata, setup, model_kwargs, training, out, seed=seed, **how)
 
@@ -314,8 +319,9 @@ def _run_in_directory(
     candidates["z_c"] = adata.obsm[CONTENT_KEY]
     add_standardised(candidates, "z_c", labels, reference)
     if inputs.image_key is None if erm is None else erm:
-        own = PRESETS[model_kwargs.get("preset", "screen")].training
-        candidates["ERM"] = _erm_embedding(adata, setup, model_kwargs, out, {"seed": seed, **own, **training})
+        used = model.training_settings_
+        length = {"max_steps": used["steps"], "max_epochs": None, "batch_size": used["batch_size"], "lr": used["lr"]}
+        candidates["ERM"] = _erm_embedding(adata, setup, model_kwargs, out, {"seed": seed, **training, **length})
     with recorded_warnings() as of_scores:
         judged = judge_embeddings(labels, candidates, seed=seed)
         table = evaluate(
@@ -430,8 +436,8 @@ def _erm_embedding(
 ) -> np.ndarray:
     """Train a plain classifier of the perturbation (ERM), and return its embedding of all cells.
 
-    The classifier has the same inputs and the same split as the SCBD model. Settings that both models have are equal,
-    too.
+    The classifier has the same inputs and the same split as the SCBD model, and is trained for the same number of steps
+    with the same batch size and learning rate. Settings that both models have are equal, too.
     """
     # Warnings are hidden, because the user has already seen them when the SCBD model was trained on these cells.
     with warnings.catch_warnings(), log_level("scbd", logging.ERROR):
@@ -525,16 +531,30 @@ def _without_inputs(adata: AnnData, inputs: InputLocation) -> AnnData:
     inside = {"layers": inputs.layer, "obsm": inputs.image_key or inputs.obsm_key}
     # since AnnData 0.13, layers hold X under the key None
     parts: dict[str, Any] = {
-        slot: {
-            key: as_storable(value, f"{slot}[{key!r}]") if isinstance(value, pd.DataFrame) else value
-            for key, value in getattr(adata, slot).items()
-            if key is not None and key != inside.get(slot)
-        }
+        slot: {key: value for key, value in getattr(adata, slot).items() if key is not None and key != inside.get(slot)}
         for slot in _SLOTS
     }
+    parts["uns"] = {key: value for key, value in adata.uns.items() if not str(key).startswith("_scvi")}
+    parts = {slot: _with_storable_names(entries, slot) for slot, entries in parts.items()}
     parts["X"] = None if inputs.layer == "X" else adata.X
-    parts["uns"] = {key: value for key, value in adata.uns.items() if not key.startswith("_scvi")}
     return AnnData(obs=as_storable(adata.obs), var=as_storable(adata.var, "var"), raw=adata.raw, **parts)
+
+
+def _with_storable_names(value: Any, where: str) -> Any:
+    """Rename keys of a dictionary, and columns of a table, that cannot be written to an ``.h5ad`` file.
+
+    A key ``a/b``, for example, becomes ``a_b``, and a log line states the new name. Dictionaries and tables inside a
+    dictionary are treated in the same way. All other values are returned unmodified. ``where`` is the name of the value
+    in messages, such as ``"uns"``.
+    """
+    if isinstance(value, pd.DataFrame):
+        return as_storable(value, where)
+    if not isinstance(value, Mapping):
+        return value
+    others = stored_names([key for key in value if isinstance(key, str)])
+    for key, other in others.items():
+        logger.info("%s[%r] is stored as %r, because a file cannot hold its name.", where, key, other)
+    return {others.get(key, key): _with_storable_names(entry, f"{where}[{key!r}]") for key, entry in value.items()}
 
 
 def _check_writable(cells: AnnData) -> None:

@@ -224,7 +224,7 @@ def _is_trained(out: Path, asked: Mapping[str, Any]) -> bool:
     """Return whether the directory ``out`` contains a trained model with the data, settings and seed in ``asked``.
 
     Settings that are Python objects, such as an encoder given as a torch module, cannot be compared with stored ones.
-    The model in ``out`` then counts as a different one.
+    The model in ``out`` then counts as a different one. A damaged ``settings.json`` raises ``ValueError``.
     """
     settings, model = out / "settings.json", out / "model" / "model.pt"
     if not (settings.is_file() and model.is_file()):
@@ -233,5 +233,9 @@ def _is_trained(out: Path, asked: Mapping[str, Any]) -> bool:
         wanted = json.loads(json.dumps(asked, default=np.generic.item))
     except TypeError:
         return False
-    there = json.loads(settings.read_text(encoding="utf-8"))
+    try:
+        there = json.loads(settings.read_text(encoding="utf-8"))
+    except ValueError as error:
+        msg = f"{settings} is damaged ({error}): restore it, or delete it to train the model again."
+        raise ValueError(msg) from error
     return all(there.get(key) == value for key, value in wanted.items())

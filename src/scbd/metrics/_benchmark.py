@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from scbd._shared.checks import check_choice, check_count
+from scbd._shared.checks import check_choice, check_count, named_errors
 from scbd._shared.labels import as_columns
 from scbd._shared.linear_maps import effective_rank
 from scbd.metrics._arguments import Embedding, Embeddings, get_label_texts, get_named_embeddings
@@ -525,7 +525,11 @@ def benchmark(
     measured = []
     for embedding in compared:
         cells = BenchmarkInput(x=embedding.values, table=AnnData(obs=adata.obs, obsm={"x": embedding.values}), **how)
-        scores = {(name, own): s for name, metric in asked.items() for own, s in metric.function(cells).items()}
+        scores: dict[tuple[str, str], EstimatedScore] = {}
+        for name, metric in asked.items():
+            keys = [embedding.key, *(f"{need}={given[need]!r}" for need in metric.needs if need.endswith("_key"))]
+            with named_errors(f"{name} of {embedding.representation!r} ({', '.join(keys)})"):
+                scores |= {(name, own): score for own, score in metric.function(cells).items()}
         measured.append((embedding, scores))
     return _report_frame(measured, n_bootstrap, reference)
 

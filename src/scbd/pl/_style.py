@@ -51,14 +51,20 @@ def figure_size(names: list[str]) -> tuple[float, float]:
 def wrap_name(name: object, width: int = 24) -> str:
     """Break a long name, such as that of a gene, into lines of at most ``width`` characters.
 
-    Lines are broken after spaces, underscores, slashes and hyphens if possible, otherwise within a word.
+    Lines are broken after spaces, underscores, slashes and hyphens if possible, otherwise within a word. Dollar signs
+    are escaped (:func:`escape_dollars`).
     """
     lines = [""]
     for word in re.findall(rf"[^\s_/-]{{1,{width}}}[\s_/-]*|[\s_/-]+", str(name)):
         if lines[-1] and len(lines[-1]) + len(word.rstrip()) > width:
             lines.append("")
         lines[-1] += word
-    return "\n".join(line.rstrip() for line in lines)
+    return escape_dollars("\n".join(line.rstrip() for line in lines))
+
+
+def escape_dollars(text: str) -> str:
+    """Escape dollar signs, so that matplotlib does not interpret the text between two of them as a formula."""
+    return text.replace("$", r"\$")
 
 
 def names_height(names: list[str], least: float = 0.25) -> float:

@@ -14,9 +14,9 @@ from scipy.sparse import SparseEfficiencyWarning
 
 from scbd._shared.checks import check_finite_rows, missing_key_message, suggest_name
 from scbd._shared.keys import CONTENT_KEY, STYLE_KEY
-from scbd._shared.labels import check_anndata
+from scbd._shared.labels import check_anndata, control_label_texts, label_text, label_values
 from scbd._shared.threads import keep_torch_threads
-from scbd.pl._style import COLORS, wrap_name
+from scbd.pl._style import COLORS, escape_dollars, wrap_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,8 +44,8 @@ def umap_blocks(
     color: str | Sequence[str],
     *,
     blocks: Mapping[str, str] | None = None,
-    highlight: Sequence[str] | None = None,
-    control: str | Sequence[str] = (),
+    highlight: Sequence[object] | None = None,
+    control: object | Sequence[object] = (),
     max_cells: int = 10_000,
     seed: int = 0,
 ) -> np.ndarray:
@@ -63,7 +63,8 @@ def umap_blocks(
         Cells with embeddings in ``obsm``. If UMAP coordinates of the embedding ``key`` exist in ``obsm["<key>_umap"]``,
         they are drawn; otherwise scanpy computes a UMAP.
     color
-        Columns of ``obs`` with labels or numbers by which cells are coloured.
+        Columns of ``obs`` with labels or numbers by which cells are coloured. A column of numbers has a colour bar,
+        unless one of its numbers is named in ``highlight`` or ``control``; its numbers are then labels.
     blocks
         Mapping from the title of each row of panels to the ``obsm`` key of its embedding. Default: z_c and z_s.
     highlight
@@ -71,7 +72,7 @@ def umap_blocks(
         applies to each column of ``obs`` in which one of these labels occurs. Default: all labels of a column with up
         to 20 labels, otherwise the ten labels with the most cells (controls excluded).
     control
-        Labels of controls, which are all drawn in the same grey.
+        Label or labels of controls, which are all drawn in the same grey.
     max_cells
         Maximum number of cells to draw. If ``adata`` has more cells, some are drawn at random.
     seed
@@ -96,7 +97,7 @@ def umap_blocks(
     import matplotlib.pyplot as plt
     import scanpy as sc
     from anndata import AnnData
-    from pandas.api.types import is_numeric_dtype
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
     check_anndata(adata)
     blocks = {"z_c": CONTENT_KEY, "z_s": STYLE_KEY} if blocks is None else blocks
@@ -105,14 +106,19 @@ def umap_blocks(
         for key in keys:
             if key not in getattr(adata, slot):
                 raise KeyError(missing_key_message(slot, key, getattr(adata, slot).keys()))
-    controls = [control] if isinstance(control, str) else list(control)
-    labels = {key: adata.obs[key].astype("category") for key in color if not is_numeric_dtype(adata.obs[key])}
-    known = [str(name) for values in labels.values() for name in values.cat.categories]
-    for argument, wanted in (("highlight", highlight or ()), ("control", controls)):
+    highlighted, controls = (control_label_texts(() if names is None else names) for names in (highlight, control))
+    labels = {
+        key: label_values(adata.obs, key, allow_missing=True)
+        for key, values in adata.obs[color].items()
+        if not is_numeric_dtype(values)
+        or is_bool_dtype(values)
+        or not {*highlighted, *controls}.isdisjoint(map(label_text, values.unique()))
+    }
+    known = [label_text(name) for values in labels.values() for name in values.cat.categories]
+    for argument, wanted in (("highlight", highlighted), ("control", controls)):
         for name in wanted:
-            if str(name) not in known:
-                hint = suggest_name(str(name), known)
-                msg = f"{argument}={name!r}: none of the columns {list(labels)} has this label.{hint}"
+            if name not in known:
+                msg = f"{argument}={name!r}: none of the columns {color} has this label.{suggest_name(name, known)}"
                 raise ValueError(msg)
     # Cells are drawn in random order, so that cells of one label do not cover all other cells.
     rows = np.random.default_rng(seed).permutation(adata.n_obs)[:max_cells]
@@ -120,9 +126,9 @@ def umap_blocks(
     palettes: dict[str, dict[str, str]] = {}
     n_letters, legend_height = 0, 0.0
     for column, values in labels.items():
-        drawn.obs[column], palettes[column] = _group_labels(values.iloc[rows], values, highlight, controls)
+        drawn.obs[column], palettes[column] = _group_labels(values.iloc[rows], values, highlighted, controls)
         own_colors = adata.uns.get(f"{column}_colors")
-        if not palettes[column] and own_colors is not None:
+        if not palettes[column] and own_colors is not None and len(own_colors) == len(values.cat.categories):
             drawn.uns[f"{column}_colors"] = own_colors
         lines = [str(name).split("\n") for name in drawn.obs[column].cat.categories]
         n_letters = max([n_letters, *(len(line) for name in lines for line in name)])
@@ -180,7 +186,7 @@ def compute_umap(embedding: np.ndarray, seed: int = 0) -> np.ndarray:
 
 
 def _group_labels(
-    drawn: pd.Series, values: pd.Series, highlight: Sequence[str] | None, controls: Sequence[str]
+    drawn: pd.Series, values: pd.Series, highlight: Sequence[str], controls: Sequence[str]
 ) -> tuple[pd.Series, dict[str, str]]:
     """Choose the colours of the labels in a UMAP, and merge labels that have the same colour into one label.
 
@@ -191,7 +197,7 @@ def _group_labels(
     drawn, values
         Labels of the cells to draw, and labels of all cells.
     highlight, controls
-        Labels to colour, and labels of controls, see :func:`umap_blocks`.
+        Texts of the labels to colour, and of the labels of controls, see :func:`umap_blocks`.
 
     Returns
     -------
@@ -201,9 +207,9 @@ def _group_labels(
     """
     from scanpy.plotting.palettes import default_20, default_28, default_102
 
-    names = [str(name) for name in values.cat.categories]
-    grey = [str(name) for name in controls if str(name) in names]
-    colored = [str(name) for name in highlight or () if str(name) in names]
+    names = [label_text(name) for name in values.cat.categories]
+    grey = [name for name in controls if name in names]
+    colored = [name for name in highlight if name in names]
     # If the user chose no labels that occur in this column, the labels to colour are chosen here.
     if not colored:
         colored = [name for name in names if name not in grey]
@@ -212,10 +218,10 @@ def _group_labels(
             # The labels with the most cells come first. Labels with equal numbers of cells keep their order, because
             # sorted is stable.
             colored = sorted(colored, key=lambda name: -n_cells[name])[:_N_HIGHLIGHTED]
-    colored = [name for name in dict.fromkeys(colored) if name not in grey]
+    colored = [name for name in colored if name not in grey]
     others = [name for name in names if name not in colored and name not in grey]
     short = [wrap_name(name) for name in colored]
-    short = short if len(set(short)) == len(short) else colored
+    short = short if len(set(short)) == len(short) else list(map(escape_dollars, colored))
     if not grey and not others:
         names_of_colors = dict(zip(colored, short, strict=True))
         return drawn.cat.rename_categories([names_of_colors[name] for name in names]), {}
