@@ -532,9 +532,11 @@ def _without_inputs(adata: AnnData, inputs: InputLocation) -> AnnData:
         }
         for slot in _SLOTS
     }
+    if (raw := adata.raw) is not None:
+        parts["raw"] = {"X": raw.X, "var": as_storable(raw.var, "raw.var"), "varm": dict(raw.varm)}
     parts["X"] = None if inputs.layer == "X" else adata.X
     parts["uns"] = {key: value for key, value in adata.uns.items() if not key.startswith("_scvi")}
-    return AnnData(obs=as_storable(adata.obs), var=as_storable(adata.var, "var"), raw=adata.raw, **parts)
+    return AnnData(obs=as_storable(adata.obs), var=as_storable(adata.var, "var"), **parts)
 
 
 def _check_writable(cells: AnnData) -> None:
@@ -554,6 +556,7 @@ def _check_writable(cells: AnnData) -> None:
         for key, value in getattr(cells, slot).items()
         if key is not None and not isinstance(value, pd.DataFrame)
     ]
+    parts += [] if cells.raw is None else [("raw.varm", key, value[:1]) for key, value in cells.raw.varm.items()]
     with h5py.File("cells.h5ad", "w", driver="core", backing_store=False) as file:
         for number, (slot, key, value) in enumerate(parts):
             try:
