@@ -107,6 +107,17 @@ def test_convert_two_plates_and_inspect_print_summary(tmp_path, capsys):
     assert "scbd run" in capsys.readouterr().out
 
 
+def test_convert_one_table_for_two_plates_is_refused(tmp_path, capsys):
+    plates = [str(tmp_path / f"{name}.npy") for name in "ab"]
+    for plate in plates:
+        np.save(plate, make_cells(20).obsm["single_cell_images"])
+    make_cells(20).obs.to_csv(tmp_path / "t.csv", index=False)
+    command = ["--table", str(tmp_path / "t.csv"), "--y-key", "gene", "--out", str(tmp_path / "s.zarr")]
+    assert main(["convert", *plates, *command]) == 2
+    assert "its own table" in capsys.readouterr().err and not (tmp_path / "s.zarr").exists()
+    assert main(["convert", plates[0], *command]) == 0
+
+
 @pytest.mark.parametrize("fit", ["pad", "12"])
 def test_convert_fit_images_of_several_sizes_have_equal_size(fit, tmp_path):
     for label, side in (("a", 8), ("b", 12)):

@@ -318,6 +318,12 @@ def convert(
         Read the whole screen at the end, and compare it with its checksums.
     """
     _check_paths(*plates, *([] if table is None else [table]))
+    if table is not None and len(plates) > 1:
+        msg = (
+            f"--table {table} describes the cells of one plate, and there are {len(plates)}: convert each plate with "
+            "its own table, then the new screens together (scbd convert plate_1.zarr plate_2.zarr …)."
+        )
+        raise ValueError(msg)
     from scbd.data._readers import read_crops
     from scbd.data._screens import verify_screen, write_screen
 

@@ -48,6 +48,7 @@ def labels() -> np.ndarray:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:The table of cells names")  # positions may be equal
 @given(data=st.data(), edge=st.sampled_from(["zeros", "reflect"]), size=st.integers(1, 24))
 def test_crop_cells_any_position_is_equal_to_naive(data, edge, size):
     """Centroids lie anywhere, in fields larger and smaller than the crop."""
@@ -148,6 +149,16 @@ def test_crop_cells_mask_given_other_pixels_are_zero(field, labels, mask, edge):
         np.testing.assert_array_equal(crop, crop_naively(field, y, x, 15, edge) * keep)
 
 
+@pytest.mark.parametrize("with_labels", [False, True])
+def test_crop_cells_cell_in_two_rows_warns(field, labels, with_labels):
+    cells = cells_at((12, 24), (18, 22), (12, 24), label=[7, 3, 7])
+    how: dict[str, Any] = {"labels": {"1": labels, "2": labels}} if with_labels else {}
+    fields = {"1": field, "2": field}
+    crop_cells(fields, cells.assign(field=[1, 1, 2]), size=8, **how)
+    with pytest.warns(UserWarning, match="cell of 1 row again .the first is row 2."):
+        crop_cells(fields, cells.assign(field=["1", "1", 1]), size=8, **how)
+
+
 def test_crop_cells_edge_drop_excludes_cells_at_edges(field):
     cells = cells_at((20, 20), (4, 20), (36, 20), (20, 4), (20, 46))
     kept = [crop_cells(field, cells, size=size, edge="drop").obs.index.tolist() for size in (8, 9, 10)]
@@ -193,6 +204,9 @@ MASK = np.ones((40, 50), int)
         (FIELDS, None, {"labels": {"a": MASK[1:]}}, r"shape \(39, 50\)"),
         (FIELDS, None, {"labels": {"a": MASK * 1.0}}, "float64"),
         (FIELDS, None, {"labels": {"a": MASK > 0}}, "bool"),
+        (FIELDS, None, {"labels": {"a": MASK - 2}}, "are -1: .*positive"),
+        (ONE, pd.DataFrame({"label": [1]}), {"labels": np.where(np.eye(40, 50), -7, MASK)}, "are -7, 1: .*positive"),
+        (FIELDS, None, {"labels": {"a": MASK * 255}}, "are 255: .*measure.label"),
         (FIELDS, None, {"labels": {"a": "mask.png"}}, "label mask of field 'a' is str"),
         (FIELDS, None, {"labels": {"a": np.stack([MASK, MASK])}}, r"several planes .*\(2, 40, 50\)"),
         (FIELDS, None, {"labels": {"a": np.ones((1, 5, 40, 50), int)}}, r"several planes .*\(1, 5, 40, 50\)"),

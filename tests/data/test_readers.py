@@ -71,8 +71,9 @@ def test_arrays(tmp_path):
     np.save(tmp_path / "b.npy", images)
     table = pd.DataFrame({"gene": list("abcabcabcabc")}, index=[f"cell {i}" for i in range(N)][::-1])
     table.to_csv(tmp_path / "t.csv")
-    for rows in (table, tmp_path / "t.csv"):  # arrays have no names: rows are in their order
-        found = read_crops(tmp_path / "b.npy", table=rows)
+    for rows in (table, tmp_path / "t.csv"):  # arrays have no names: rows are in their order, whatever their numbers
+        with pytest.warns(UserWarning, match="numbered cell 11, cell 10"):
+            found = read_crops(tmp_path / "b.npy", table=rows)
         check(found, images, gene="abcabcabcabc")
         assert list(found.obs.index) == list(table.index) and list(found.obs) == ["gene"]
     unnamed = read_crops(tmp_path / "b.npy", table=table.reset_index(drop=True)).to_memory()
@@ -100,6 +101,28 @@ def test_read_crops_npz_array_of_objects_raises_with_its_name(tmp_path):
     np.savez(tmp_path / "a.npz", images=make_cells(N).obsm[KEY], gene=np.array(["a", "b"] * (N // 2), dtype=object))
     with pytest.raises(ValueError, match=r"'gene': .*astype\(str\)"):
         read_crops(tmp_path / "a.npz")
+
+
+def test_read_crops_npz_structured_array_is_not_read(tmp_path, caplog):
+    pairs = np.zeros(N, dtype=[("x", "f4"), ("well", "U2")])
+    np.savez(tmp_path / "a.npz", images=make_cells(N).obsm[KEY], gene=np.arange(N), pairs=pairs)
+    assert list(read_crops(tmp_path / "a.npz").obs) == ["gene"] and "'pairs'" in caplog.text
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 1), (1, 2)])
+@pytest.mark.parametrize("n", [N, 2])
+def test_read_crops_npz_channels_of_any_shape_name_channels(tmp_path, shape, n):
+    names = np.array(["dna", "actin"]).reshape(shape)
+    np.savez(tmp_path / "a.npz", images=make_cells(N).obsm[KEY][:n], channels=names)
+    crops = read_crops(tmp_path / "a.npz")
+    assert crops.channels == ["dna", "actin"] and not list(crops.obs)
+
+
+@pytest.mark.parametrize("name", ["a.npy", "A.NPY", "a.npz", "A.NPZ"])
+def test_read_crops_array_ending_in_any_case_is_read(tmp_path, name):
+    with open(tmp_path / name, "wb") as file:
+        (np.save if name.lower().endswith("y") else np.savez)(file, make_cells(N).obsm[KEY])
+    check(read_crops(tmp_path / name, image_key="arr_0"), make_cells(N).obsm[KEY])
 
 
 def test_real_arrays(shared):
@@ -159,6 +182,34 @@ def test_files_that_a_table_names_twice_are_told(tmp_path):
     assert w[0].filename == __file__
 
 
+@pytest.mark.parametrize("spelled", ["./{}", "../c/{}", "x//../{}", "x\\..\\{}", "{folder}/{}", "link/{}"])
+def test_read_crops_path_spelled_in_two_ways_warns(tmp_path, spelled):
+    write_images(tmp_path / "c")
+    (tmp_path / "c" / "x").mkdir()
+    (tmp_path / "c" / "link").symlink_to(".", target_is_directory=True)
+    again = spelled.format("1.png", folder=tmp_path / "c")
+    pd.DataFrame({"path": ["0.png", "1.png", again, "2.png"]}).to_csv(tmp_path / "c" / "t.csv", index=False)
+    with pytest.warns(UserWarning, match="1 row again .the first is row 2."):
+        read_crops(tmp_path / "c" / "t.csv")
+
+
+@pytest.mark.parametrize("second", ["t.tsv", "other.csv", "all", "channels of W1"])
+def test_write_screen_files_of_two_plates_raise(tmp_path, second):
+    write_images(tmp_path / "all" / "W1" / "a")
+    write_images(tmp_path / "all" / "W2" / "a")
+    table = pd.DataFrame({"label": "a", "path": [f"all/W1/a/{row}.png" for row in range(3)]})
+    table.to_csv(tmp_path / "t.csv", index=False)
+    table.to_csv(tmp_path / "t.tsv", index=False, sep="\t")
+    pd.DataFrame({"label": ["a"], "path": ["./all/W1/a/2.png"]}).to_csv(tmp_path / "other.csv", index=False)
+    plates: list[Any] = [tmp_path / ("all/W1" if second == "all" else "t.csv"), tmp_path / second]
+    if second == "channels of W1":
+        plates = [read_crops(tmp_path / "all" / where, channels={"x": 0}) for where in ("", "W1")]
+    with pytest.raises(ValueError, match="both name"):
+        write_screen(tmp_path / "s.zarr", plates, y_key="label")
+    distinct = [tmp_path / "all" / "W1", tmp_path / "all" / "W2"]
+    assert write_screen(tmp_path / "s.zarr", distinct, y_key="label").n_obs == 6
+
+
 def test_folders_of_images(tmp_path):
     a, b = write_images(tmp_path / "one" / "a"), write_images(tmp_path / "one" / "b", seed=1)
     (tmp_path / "one" / "a" / ".0.png").write_bytes(b"left by a system")
@@ -202,9 +253,40 @@ def test_read_crops_folder_with_masks_raises(tmp_path, mask):
 
 
 @pytest.mark.parametrize(
+    "addition",
+    [
+        "_binary",
+        "_bw",
+        "_roi",
+        "_gt",
+        "_prob",
+        "_thumb",
+        " preview",
+        " copy",
+        " (1)",
+        "(1)",
+        " - Copy (2)",
+        ".ome",
+        "-é",
+    ],
+)
+def test_read_crops_folder_with_derived_images_raises_or_warns(tmp_path, addition):
+    crops = ["a/0.png", "a/1.png", "a/1_1.png", "b/2.png"]
+    derived = [name.replace(".png", f"{addition}.png") for name in crops]
+    write_named(tmp_path, *crops, *derived[:1])
+    with pytest.warns(UserWarning, match="1 images among 5"):
+        assert len(read_crops(tmp_path).obs) == 5
+    write_named(tmp_path, *derived[1:3])
+    with pytest.raises(ValueError, match="each would become a cell"):
+        read_crops(tmp_path)
+
+
+@pytest.mark.parametrize(
     "names",
     [("SEG1/0.png", "nt/0.png"), ("Maskin/0.png", "nt/0.png"), ("unlabelled/0.png", "other/0.png")]
-    + [("a/cell_label_1.png", "b/cell_label_2.png"), ("a/0.1.png", "a/0.2.png"), ("a/0.png", "b/0.png")],
+    + [("a/cell_label_1.png", "b/cell_label_2.png"), ("a/0.1.png", "a/0.2.png"), ("a/0.png", "b/0.png")]
+    + [("a/0.png", "a/0_1.png", "a/0_1-2.png"), ("a/P1 2.png", "a/P1.png"), ("a/cell.png", "a/cells_x.png")]
+    + [("a/0.png", "b/0_x.png")],
 )
 def test_read_crops_folder_without_masks_is_read(tmp_path, names):
     assert read_crops(write_named(tmp_path, *names)).obs.index.tolist() == sorted(names)

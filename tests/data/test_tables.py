@@ -287,6 +287,38 @@ def test_read_crops_sorted_table_raises(tmp_path, rows, place):
         assert read_crops(make_crops(tmp_path), table=given).obs["gene"].tolist() == list("abcd")
 
 
+@pytest.mark.parametrize("rows", [[3, 0, 1, 2], [4, 1, 2, 3], [3.0, 0.0, 1.0, 2.0], ["3", "0", "1", "2"]])
+@pytest.mark.parametrize("name", ["index", "X", "row", "Unnamed: 0.1", "cell"])
+@pytest.mark.parametrize("place", ["csv", "memory"])
+def test_read_crops_sorted_numbers_in_first_column_raise(tmp_path, rows, name, place):
+    table = pd.DataFrame({name: rows, "gene": list("abcd"), "dose": [4, 1, 3, 2]})
+    if isinstance(rows[0], float):
+        table = table.set_index(name)
+    given: Any = table if place == "memory" else tmp_path / "t.csv"
+    if place != "memory":
+        table.to_csv(given, index=isinstance(rows[0], float))
+    with pytest.raises(ValueError, match=r"numbered [34].*sort"):
+        read_crops(make_crops(tmp_path), table=given)
+
+
+@pytest.mark.parametrize("place", ["index", "column"])
+def test_read_crops_sorted_names_with_numbers_warn(tmp_path, place):
+    table = pd.DataFrame({"cell": [f"P1_cell_{row}" for row in (3, 0, 1, 2)], "gene": list("abcd")})
+    given = table.set_index("cell") if place == "index" else table
+    with pytest.warns(UserWarning, match="numbered P1_cell_3, P1_cell_0"):
+        assert read_crops(make_crops(tmp_path), table=given).obs["gene"].tolist() == list("abcd")
+    in_order = table.assign(cell=sorted(table["cell"]))
+    assert read_crops(make_crops(tmp_path), table=in_order).obs["gene"].tolist() == list("abcd")
+
+
+@pytest.mark.parametrize(
+    "values", [[5, 3, 9, 1], [0, 2, 1, 1], [1.5, 0.0, 2.0, 3.0], ["x3", "y0", "x1", "x2"], [0, 1, 2, 3], [1, 0, 1, 0]]
+)
+def test_read_crops_first_column_other_than_row_numbers_is_read(tmp_path, values):
+    table = pd.DataFrame({"dose": values, "gene": list("abcd")})
+    assert read_crops(make_crops(tmp_path), table=table).obs["gene"].tolist() == list("abcd")
+
+
 @pytest.mark.parametrize("names", [["a", "b", "a", "b"], ["0", "1", "2", "3"]])
 @pytest.mark.filterwarnings("ignore:Observation names are not unique")
 def test_read_profiles_anndata_is_joined_by_position(tmp_path, names):

@@ -93,6 +93,16 @@ def test_metrics_missing_or_unknown_control_raises(compute: Compute):
         compute(adata, ["DMSO", 7])
 
 
+@pytest.mark.parametrize("compute", [compute_effects, compute_replicate_retrieval, compute_retrieval])
+@pytest.mark.parametrize("other", ["dmso", "DMSO ", "D-MSO"])
+def test_metrics_control_in_two_spellings_warns(compute: Compute, other):
+    adata = make_screen()
+    adata.obs["y"] = adata.obs["y"].replace({"EtOH": other})
+    with pytest.warns(UserWarning, match="2 labels of 'y' differ"):
+        compute(adata, "DMSO")
+    compute(adata, ["DMSO", other])
+
+
 def test_metrics_control_none_is_equal_to_empty_or_raises():
     adata = make_screen()
     for compute in (compute_retrieval, compute_profiles):

@@ -19,11 +19,11 @@ from sklearn.metrics import adjusted_rand_score
 
 import scbd
 from scbd import SCBDModel
+from scbd._shared.labels import warn_if_labels_are_similar
 from scbd.baselines import ERMModel
 from scbd.datasets import simulated_profiles
 from scbd.model._design import (
     ExperimentalDesign,
-    _warn_if_labels_are_similar,
     check_design,
     resolvable_fraction,
 )
@@ -265,6 +265,26 @@ def test_setup_without_control_logs_likely_control(name, control, named, caplog)
     assert ("control='DMSO'" in caplog.text) == named
 
 
+@pytest.mark.parametrize(("other", "is_logged"), [("non-targeting", True), ("ntc", False), ("gene_9", False)])
+def test_setup_other_usual_control_than_named_is_logged(other, is_logged, caplog):
+    cells = make_cells()
+    cells.obs["gene"] = cells.obs["gene"].cat.rename_categories({"gene_0": "NTC", "gene_1": other})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of similar labels
+        SCBDModel.setup_anndata(cells, "gene", "well", control="NTC")
+    assert caplog.text.count("non-targeting looks like a control") == is_logged
+    assert ("control=['NTC', 'non-targeting']" in caplog.text) == is_logged == bool(caplog.text)
+
+
+def test_setup_labels_of_numpy_are_named_as_text():
+    cells = AnnData(np.random.default_rng(0).normal(size=(48, 3)).astype("float32"))
+    names = {"y": np.tile(["a", "b"], 24), "e": np.repeat(["P1", "p1"], 24)}
+    for column, values in names.items():
+        cells.obs[column] = pd.Series(list(values), index=cells.obs_names, dtype=object)
+    with pytest.warns(UserWarning, match=r"\('P1', 'p1'\)"):
+        SCBDModel.setup_anndata(cells, "y", "e")
+
+
 def test_setup_intended_labels_do_not_warn():
     cells = AnnData(np.random.default_rng(0).normal(size=(48, 3)).astype("float32"))
     cells.obs["y"], cells.obs["e"] = np.tile(["None", "a", "A", "b"], 12), np.repeat(["p", "P"], 24)
@@ -316,8 +336,8 @@ def test_setup_other_type_than_anndata_raises(cells):
     "other", ["non-targeting", "Non_Targeting", "non targeting", "nontargeting\u200b", "NONTARGETING"]
 )
 def test_check_design_control_in_two_spellings_warns(other):
-    labels = pd.Series(["nontargeting", other, "A-1", "A1"] * 2, name="gene", dtype="category")
+    labels = ["nontargeting", other, "A-1", "A1"]
     with pytest.warns(UserWarning, match="2 labels of 'gene' differ .*targeting"):
-        _warn_if_labels_are_similar(labels, "perturbations", ["nontargeting"])
-    _warn_if_labels_are_similar(labels[2:4].cat.remove_unused_categories(), "perturbations", ["nontargeting"])
-    _warn_if_labels_are_similar(labels, "perturbations", ["nontargeting", other])  # both are named
+        warn_if_labels_are_similar(labels, "gene", "perturbations", ["nontargeting"])
+    warn_if_labels_are_similar(labels[2:], "gene", "perturbations", ["nontargeting"])
+    warn_if_labels_are_similar(labels, "gene", "perturbations", ["nontargeting", other])  # both are named

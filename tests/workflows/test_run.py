@@ -223,6 +223,27 @@ def test_run_cells_keep_all_parts_but_the_inputs(tmp_path):
     assert "dino" in written.obsm and "single_cell_images" not in written.obsm
 
 
+@pytest.mark.usefixtures("only_training")
+def test_run_raw_with_column_named_like_its_index_is_written(tmp_path):
+    cells = make_cells()
+    genes = pd.Index([f"gene_{i}" for i in range(3)], name="gene_id")
+    var = pd.DataFrame({"gene_id": list("xyz"), "a/b": pd.period_range("2024", periods=3, freq="D")}, index=genes)
+    cells.raw = anndata.AnnData(np.ones((96, 3), "float32"), obs=cells.obs[[]], var=var)
+    run(cells, y_key="gene", e_key="well", out=tmp_path, model_kwargs=MODEL, train_kwargs=TRAIN)
+    written = anndata.read_h5ad(tmp_path / "cells.h5ad").raw
+    assert written.var["gene_id"].tolist() == list("xyz") and list(written.var_names) == list(genes)
+    assert cells.raw.var.index.name == "gene_id"
+
+
+def test_run_raw_that_cannot_be_written_raises_before_training(tmp_path):
+    cells = make_cells()
+    raw = anndata.AnnData(np.ones((96, 3), "float32"), varm={"x": np.full((3, 1), None)})
+    cells.raw = raw
+    with pytest.raises(ValueError, match=r"raw.varm\['x'\]"):
+        run(cells, y_key="gene", e_key="well", out=tmp_path / "out", model_kwargs=MODEL, train_kwargs=TRAIN)
+    assert not (tmp_path / "out").exists()
+
+
 def test_run_scores_fail_cells_are_written_before(tmp_path, monkeypatch):
     monkeypatch.setattr("scbd._workflows.run.judge_embeddings", lambda *args, **how: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -5,7 +5,9 @@ Several columns are combined ("crossed") into one label per combination of their
 
 from __future__ import annotations
 
+import operator
 import re
+import unicodedata
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from scbd._shared.checks import join_first, missing_key_message, suggest_name
+from scbd._shared.messages import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -158,6 +161,32 @@ def control_label_texts(control: Any) -> list[str]:
     return list(dict.fromkeys(map(label_text, as_list(control))))
 
 
+def warn_if_labels_are_similar(
+    labels: Iterable[Any], key: str | Sequence[str], what: str, controls: Sequence[str] = ()
+) -> None:
+    """Warn if labels differ only in spaces, invisible characters, or upper and lower case.
+
+    A label that differs from a control only in punctuation, such as "non-targeting" from "nontargeting", is similar as
+    well. Labels of a single letter, such as "a" and "A", may differ in case, because they may be different classes.
+
+    ``labels`` are the distinct labels of the columns ``key``, and ``what`` is their kind, such as "perturbations".
+    """
+    control_forms = {re.sub(r"[\W_]", "", control.casefold()) for control in controls} - {""}
+    forms: dict[str, list[str]] = {}
+    for name in (label for label in labels if isinstance(label, str)):
+        text = unicodedata.normalize("NFKC", name if len(name.strip()) == 1 else name.casefold())
+        # "Cf" is the category of invisible characters, such as the zero-width space
+        form = "".join(mark for mark in text if not mark.isspace() and unicodedata.category(mark) != "Cf")
+        reduced = re.sub(r"[\W_]", "", form)
+        forms.setdefault(reduced if reduced in control_forms else form, []).append(name)
+    several = [some for _, some in sorted(forms.items()) if len(some) > 1 and not set(some) <= set(controls)]
+    if similar := [repr(name) for some in several for name in some]:
+        warn_user(
+            f"{len(similar)} labels of {key!r} differ from others only in blanks, case or punctuation "
+            f"({join_first(similar)}), and count as different {what}: write them in the same way."
+        )
+
+
 def find_likely_controls(labels: Iterable[Any]) -> list[str]:
     """Return, as text, the perturbation labels that are usual names of controls, such as DMSO or non-targeting."""
     return [str(label) for label in labels if normalise_name(label) in _USUAL_CONTROL_NAMES]
@@ -245,11 +274,12 @@ def _label_column(obs: pd.DataFrame, column: str, allow_missing: bool) -> pd.Cat
         )
         raise ValueError(msg)
     labels = values.astype("category").array.remove_unused_categories()
-    names = [_to_plain_type(category) for category in labels.categories.tolist()]
+    given = labels.categories.tolist()
+    names = [_to_plain_type(category) for category in given]
     # Values with the same text become one label, such as a date and its text, or 1 and "1" in a column that was
     # concatenated from two tables.
     merged = list({label_text(name): name for name in reversed(names)}.values())[::-1]
-    if names == labels.categories.tolist() and len(merged) == len(names):
+    if all(map(operator.is_, names, given)) and len(merged) == len(names):
         return labels
     place = {label_text(name): number for number, name in enumerate(merged)}
     places = np.array([*(place[label_text(name)] for name in names), -1])

@@ -536,8 +536,11 @@ def _without_inputs(adata: AnnData, inputs: InputLocation) -> AnnData:
     }
     parts["uns"] = {key: value for key, value in adata.uns.items() if not str(key).startswith("_scvi")}
     parts = {slot: _with_storable_names(entries, slot) for slot, entries in parts.items()}
+    if (raw := adata.raw) is not None:
+        varm = _with_storable_names(dict(raw.varm), "raw.varm")
+        parts["raw"] = {"X": raw.X, "var": as_storable(raw.var, "raw.var"), "varm": varm}
     parts["X"] = None if inputs.layer == "X" else adata.X
-    return AnnData(obs=as_storable(adata.obs), var=as_storable(adata.var, "var"), raw=adata.raw, **parts)
+    return AnnData(obs=as_storable(adata.obs), var=as_storable(adata.var, "var"), **parts)
 
 
 def _with_storable_names(value: Any, where: str) -> Any:
@@ -574,6 +577,7 @@ def _check_writable(cells: AnnData) -> None:
         for key, value in getattr(cells, slot).items()
         if key is not None and not isinstance(value, pd.DataFrame)
     ]
+    parts += [] if cells.raw is None else [("raw.varm", key, value[:1]) for key, value in cells.raw.varm.items()]
     with h5py.File("cells.h5ad", "w", driver="core", backing_store=False) as file:
         for number, (slot, key, value) in enumerate(parts):
             try:

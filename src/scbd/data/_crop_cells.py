@@ -15,7 +15,7 @@ from scbd._shared.checks import check_choice, check_count, check_unmasked, infle
 from scbd._shared.labels import label_text
 from scbd._shared.messages import warn_user
 from scbd.data._channels import default_channel_names, resolve_channels
-from scbd.data._readers import Crops
+from scbd.data._readers import Crops, warn_if_repeated
 from scbd.data._sources import allocate_output, check_images, has_channels_last
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ LABEL_COLUMN, AREA_COLUMN = "label", "area"
 # Side, in pixels, of the square tiles into which a field of view is divided. Requested cells of the same tile are read
 # together. Most fields of view fit into one tile; whole slides do not.
 _TILE_SIDE = 4_096
+# value of all cells in binary masks, such as those of ImageJ
+_BINARY_FOREGROUND = 255
 
 
 def crop_cells(
@@ -99,14 +101,15 @@ def crop_cells(
     ------
     KeyError, TypeError, ValueError
         If fields differ in channels or dtype, or have several planes or time points; if two fields have the same name
-        as text; if labels are not integers, have several planes, or differ from their field in height or width; if a
-        column or channel does not exist; or if a cell has no field, no position, a position outside of its field, or a
-        label without pixels.
+        as text; if labels are not integers, are negative, are only 0 and 255, have several planes, or differ from their
+        field in height or width; if a column or channel does not exist; or if a cell has no field, no position, a
+        position outside of its field, or a label without pixels.
 
     Warns
     -----
     UserWarning
-        If ``cells`` is not given and some fields have no labels, so that no cell is cut from these fields.
+        If ``cells`` is not given and some fields have no labels, so that no cell is cut from these fields; or if two
+        rows of ``cells`` have the same field and position (with ``labels``, the same field and label).
 
     Examples
     --------
@@ -129,6 +132,9 @@ def crop_cells(
     if cells is not None and labels is not None:
         table = _add_label_positions(table, number, fields, masks, field_key, yx_keys)
     centres = _locate_cells(table, number, fields, yx_keys)
+    if cells is not None:
+        keys = list(yx_keys) if labels is None else [LABEL_COLUMN]
+        warn_if_repeated(table[keys].assign(**{field_key: number}).duplicated(), "The table of cells names the cell of")
     if cells is None and (absent := [name for name in fields if name not in masks]):
         fields_have = f"fields {inflect(len(absent), 'has', 'have')}"
         msg = (
@@ -427,8 +433,8 @@ def _measure_labels(mask: Any, size: tuple[int, int], name: str) -> pd.DataFrame
     Raises
     ------
     ValueError
-        If the segmentation mask does not consist of integers, has several planes, or differs from the field in height
-        or width.
+        If the segmentation mask does not consist of integers, has several planes, differs from the field in height or
+        width, has negative labels, or is binary (0 and 255).
     """
     shape = tuple(mask.shape)
     if mask.dtype.kind not in "ui" or shape[-2:] != tuple(size):
@@ -446,6 +452,12 @@ def _measure_labels(mask: Any, size: tuple[int, int], name: str) -> pd.DataFrame
     labels = _load_part(mask[...])[0]
     y, x = np.nonzero(labels)
     found, of_pixel, area = np.unique(labels[y, x], return_inverse=True, return_counts=True)
+    if (found < 0).any() or found.tolist() == [_BINARY_FOREGROUND]:
+        msg = (
+            f"Labels of field {name!r} are {join_first(found)}: give each cell a positive label of its own (binary "
+            "masks: skimage.measure.label(mask)), and set borders and background to 0."
+        )
+        raise ValueError(msg)
     y_mean, x_mean = (np.bincount(of_pixel, at) / area for at in (y, x))
     return pd.DataFrame(
         {"field": name, LABEL_COLUMN: found.astype(np.int64), "y": y_mean, "x": x_mean, AREA_COLUMN: area}

@@ -7,6 +7,7 @@ import os
 import struct
 import zlib
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -122,6 +123,12 @@ class FileSource:
                 raise ValueError(msg)
             out[place] = image
         return out
+
+    def files(self) -> list[tuple[str, ...]]:
+        """Return the image files of each cell as absolute paths, which are equal for every spelling of a path."""
+        resolved = cache(lambda folder: os.path.realpath(os.path.normpath(os.path.join(self._folder, folder))))
+        split = (map(os.path.split, several) for several in self._paths)
+        return [tuple(os.path.join(resolved(folder), name) for folder, name in several) for several in split]
 
     def _with_system_separators(self, path: str) -> str:
         r"""Return a relative path of Windows, such as ``crops\0.png``, with the separators of this system.

@@ -253,7 +253,9 @@ def read_crops(
     Warns
     -----
     UserWarning
-        If a table names the same files in several rows.
+        If a table names the same files in several rows; if some images of a folder have the name of another image and
+        an addition, such as ``0 copy`` (for most images, this is an error); or if rows are taken to be in the order of
+        the images, although numbers in their names have another order.
 
     Examples
     --------
@@ -410,9 +412,9 @@ def read_tables(group: h5py.File | zarr.Group, *on_disk: str) -> dict[str, Any]:
 def _read_arrays(path: Path, image_key: str) -> Crops:
     """Read crops from the numpy arrays in a ``.npy`` or ``.npz`` file."""
     arrays: dict[str, np.ndarray] = {}
-    where = ""
+    where, is_single = "", path.suffix.lower() == ".npy"
     try:
-        if path.suffix == ".npy":
+        if is_single:
             images = np.load(path, mmap_mode="r", allow_pickle=False)
         else:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -426,7 +428,7 @@ def _read_arrays(path: Path, image_key: str) -> Crops:
             "objects (save text as values.astype(str))."
         )
         raise ValueError(msg) from error
-    if path.suffix == ".npy":
+    if is_single:
         return Crops(
             ArraySource(images, str(path)), _table_without_names(len(images)), default_channel_names(images.shape[1])
         )
@@ -438,9 +440,10 @@ def _read_arrays(path: Path, image_key: str) -> Crops:
     source = ArraySource(arrays.pop(key), f"{key!r} of {path}")
     n, n_channels = source.shape[:2]
     channels = default_channel_names(n_channels)
-    if "channels" in arrays and arrays["channels"].shape == (n_channels,):
-        channels = arrays.pop("channels").astype(str).tolist()
-    columns = {key: values.ravel() for key, values in arrays.items() if values.shape in ((n,), (n, 1), (1, n))}
+    if "channels" in arrays and arrays["channels"].shape in ((n_channels,), (n_channels, 1), (1, n_channels)):
+        channels = arrays.pop("channels").ravel().astype(str).tolist()
+    flat = {key: values.ravel() for key, values in arrays.items() if values.shape in ((n,), (n, 1), (1, n))}
+    columns = {key: values for key, values in flat.items() if values.dtype.names is None}
     if others := [f"{key!r} {values.shape}" for key, values in arrays.items() if key not in columns]:
         logger.warning(
             "%s: these arrays are not read, because they do not have one value per image (%d): %s.",
@@ -467,15 +470,20 @@ def _read_image_table(path: Path, columns: list[str], root: Path, fit: Fit | Non
         msg = f"{path} names no file in {unnamed.size} of {len(table)} rows (the first is row {unnamed[0]}): drop them."
         raise ValueError(msg)
     source = FileSource(root, table[columns].astype(str).to_numpy(), fit)
-    twice = np.flatnonzero(table.duplicated(columns))
-    if twice.size:
-        msg = (
-            f"{path} names the files of {format_count(twice.size, 'row')} again (the first is row "
-            f"{twice[0]}): these cells are there twice, perhaps in training and in validation; drop what is too much."
-        )
-        warn_user(msg)
+    warn_if_repeated(pd.Series(source.files()).duplicated(), f"{path} names the files of")
     names = columns if len(columns) == source.shape[1] else default_channel_names(source.shape[1])
     return Crops(source, table.drop(columns=columns), names)
+
+
+def warn_if_repeated(is_repeated: pd.Series, what: str) -> None:
+    """Warn if rows of a table describe the same cell as an earlier row; ``what`` begins the message."""
+    rows = np.flatnonzero(is_repeated)
+    if rows.size:
+        msg = (
+            f"{what} {format_count(rows.size, 'row')} again (the first is row {rows[0]}): these cells are there "
+            "twice, perhaps in training and in validation; drop what is too much."
+        )
+        warn_user(msg)
 
 
 def _read_image_folder(path: Path, fit: Fit | None) -> Crops:
@@ -518,7 +526,9 @@ def _check_image_names(path: Path, images: list[Path]) -> None:
     ------
     ValueError
         If the name of a file or folder is not UTF-8; if the names of some images are those of segmentation masks, or of
-        pictures of them; or if two images have names that differ in the ending only.
+        pictures of them; if two images have names that differ in the ending only; or if half of the images or more have
+        another image next to them whose name is theirs and an addition, such as ``0_binary`` next to ``0`` (if fewer
+        have, this is a warning).
     """
     foreign = [ascii(str(image)) for image in images if not _is_utf8(str(image))]
     if foreign:
@@ -536,15 +546,23 @@ def _check_image_names(path: Path, images: list[Path]) -> None:
             "of cells in a table (file_columns=…)."
         )
         raise ValueError(msg)
-    earlier: dict[str, Path] = {}
+    first = dict(zip(stems[::-1], images[::-1], strict=True))
+    derived: dict[Path, Path] = {}
     for image, stem in zip(images, stems, strict=True):
-        other = earlier.setdefault(stem, image)
-        if other is not image:
-            msg = (
-                f"{path} has {other} and {image}, and each would become a cell: if one is the mask or a copy of the "
-                "other, move it to another folder; otherwise rename it."
-            )
+        ends = [*(separator.start() for separator in re.finditer(r"_|[^\w/\\]", stem)), len(stem)]
+        # a number is no addition: 0_1.png may be another cell than 0.png
+        others = [first.get(stem[:end]) for end in ends if not re.fullmatch(r"([\W_]\d+)+", stem[end:])]
+        if other := next((other for other in others if other not in (None, image)), None):
+            derived[image] = other
+    if derived:
+        pairs = join_first((f"{image} next to {other}" for image, other in derived.items()), 3)
+        msg = (
+            f"{path} has {len(derived)} images among {len(images)} named like another image and an addition ({pairs}), "
+            "and each would become a cell: move masks and copies to another folder, or rename the images of cells."
+        )
+        if len(first) < len(images) or 2 * len(set(derived.values())) >= len(images) - len(derived):
             raise ValueError(msg)
+        warn_user(msg)
 
 
 def _is_utf8(name: str) -> bool:
@@ -582,7 +600,7 @@ def _replace_table(crops: Crops, table: pd.DataFrame, kind: str) -> Crops:
     found, names = replace(crops, obs=table), crops.obs.index
     named = kind in ("anndata", "image_folder", "lmdb") or not _has_default_names(names)
     if not named:
-        _check_order(table.index, crops.name)
+        _check_order(table, crops.name)
         return found
     # the author of a table may know the order of the cells in an AnnData, but not the order in which files of a folder
     # or keys of a database are listed
@@ -590,21 +608,31 @@ def _replace_table(crops: Crops, table: pd.DataFrame, kind: str) -> Crops:
     return replace(found, obs=_match_rows(names, table, crops.name, ordered=ordered))
 
 
-def _check_order(rows: pd.Index, path: str) -> None:
+def _check_order(table: pd.DataFrame, path: str) -> None:
     """Raise ``ValueError`` if the row numbers that were saved with a table are not in order, because it was sorted.
 
-    Increasing numbers, and tables that were put together, whose row numbers begin again, are in order.
+    Row numbers are numbers in the index, or all numbers from 0 or 1 to the number of rows in the first column.
+    Increasing numbers, and tables that were put together, whose row numbers begin again, are in order. If names end in
+    all row numbers, such as ``cell_3``, and these are not in order, a warning is raised in place of the error.
     """
-    if len(rows) and rows.astype(str).str.fullmatch(r"\d+").all():
-        numbers = rows.astype(str).astype(int).to_numpy()
-        steps = np.diff(numbers)
-        if not ((steps > 0).all() or ((steps == 1) | (numbers[1:] == numbers[0])).all()):
+    first_column = [(f"column {name!r}", pd.Index(table.iloc[:, 0])) for name in table.columns[:1]]
+    for place, values in [("the index", table.index), *first_column]:
+        parts = values.astype(str).str.extract(r"^(.*?)(\d+)(?:\.0)?$")
+        if parts.isna().any(axis=None) or parts[0].nunique() != 1:
+            continue
+        numbers, in_names = parts[1].map(int).to_numpy(), parts[0].iloc[0] != ""
+        steps, of_rows = np.diff(numbers), np.arange(len(numbers)) + min(numbers.min(), 1)
+        if (steps > 0).all() or ((steps == 1) | (numbers[1:] == numbers[0])).all():
+            continue
+        if (place == "the index" and not in_names) or np.array_equal(np.sort(numbers), of_rows):
             msg = (
-                f"The rows of the table are numbered {join_first(numbers)}, so they are probably not in the order of "
-                f"the images of {path}: sort them, table.sort_index(), or drop the numbers if rows are in the order "
-                "of the images, table.reset_index(drop=True)."
+                f"The rows of the table are numbered {join_first(values)} ({place}), so they are probably not in the "
+                f"order of the images of {path}: sort the table by these numbers, or drop the numbers if rows are in "
+                "the order of the images (table.reset_index(drop=True), table.drop(columns=…))."
             )
-            raise ValueError(msg)
+            if not in_names:
+                raise ValueError(msg)
+            warn_user(msg)
 
 
 def _has_default_names(names: pd.Index) -> bool:
@@ -653,6 +681,7 @@ def _match_rows(names: pd.Index, table: pd.DataFrame, path: str, *, ordered: boo
                 raise ValueError(msg)
         return table.iloc[rows].set_axis(names)
     if ordered and _has_default_names(table.index):
+        _check_order(table, path)
         print_above_bar(
             f"{path}: the table names no cell ({join_first(names, 3)}), and so is taken to have the same order."
         )

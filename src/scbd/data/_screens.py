@@ -36,6 +36,7 @@ from scbd._shared.progress import progress_bar
 from scbd.data._block_store import COMPRESSION_LEVELS, BlockStore, block_arrays, block_file, digest_of_tables
 from scbd.data._formats import SOURCE_COLUMN, unique_file_names
 from scbd.data._hdf5_source import memory_map_dataset
+from scbd.data._image_files import FileSource
 from scbd.data._intensity_range import check_finite, output_intensity_range
 from scbd.data._opened_stores import keep_on_disk
 from scbd.data._prefetch import map_in_threads
@@ -54,6 +55,7 @@ from scbd.data._sources import (
     IMAGE_DTYPES,
     STORE_KEY,
     ArraySource,
+    ColumnSource,
     digest_cells,
     iterate_blocks,
     rows_per_block,
@@ -356,10 +358,10 @@ def write_screen(
     KeyError
         If a plate lacks the column ``y_key``, the images or a channel.
     TypeError, ValueError
-        If plates differ in channels, dtype or image size, a plate is given twice, a column cannot be stored, an
-        argument is not allowed, an image has NaN or infinite pixels (the message names the image), a file cannot be
-        read, or the folder next to ``path`` for the incomplete screen holds a screen that was begun with other cells or
-        settings.
+        If plates differ in channels, dtype or image size, a plate is given twice, two plates have the same image
+        files, a column cannot be stored, an argument is not allowed, an image has NaN or infinite pixels (the message
+        names the image), a file cannot be read, or the folder next to ``path`` for the incomplete screen holds a screen
+        that was begun with other cells or settings.
 
     Warns
     -----
@@ -394,6 +396,7 @@ def write_screen(
     crops = [_plate_crops(plate, image_key, channels, f"plate {number}") for number, plate in enumerate(given)]
     size, kind = _output_size_and_dtype(crops, image_size, dtype, intensity_range)
     _check_plates_match(crops, y_key, sized=size is not None)
+    _check_files_distinct(crops)
     obs, order = _sort_and_shuffle(crops, y_key, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     shape = (len(obs), crops[0].images.shape[1], *(size or crops[0].images.shape[2:]))
@@ -528,6 +531,22 @@ def _check_plates_match(plates: Sequence[Crops], y_key: str | Sequence[str], *, 
         except (KeyError, ValueError) as error:
             msg = f"{plate.name}: {error.args[0]}"
             raise type(error)(msg) from error
+
+
+def _check_files_distinct(plates: Sequence[Crops]) -> None:
+    """Raise ``ValueError`` if two plates read the image of a cell from the same files."""
+    seen: dict[tuple[str, ...], int] = {}
+    for number, plate in enumerate(plates if len(plates) > 1 else ()):
+        source: Any = plate.images
+        while isinstance(source, ColumnSource):
+            source = source.source
+        for files in source.files() if isinstance(source, FileSource) else ():
+            if seen.setdefault(files, number) != number:
+                msg = (
+                    f"{plates[seen[files]].name} and {plate.name} both name {files[0]}: its cell would be there twice, "
+                    "perhaps in training and in validation; name each file on one plate."
+                )
+                raise ValueError(msg)
 
 
 def _check_space(path: Path, n_bytes: int) -> None:

@@ -15,7 +15,14 @@ import pandas as pd
 
 from scbd._shared.checks import check_finite_rows, check_unmasked, join_first, missing_key_message
 from scbd._shared.keys import CONTENT_KEY, FOLD_KEY, NOT_IN_SPLIT, SPLIT_KEY
-from scbd._shared.labels import as_columns, check_anndata, label_text, label_values
+from scbd._shared.labels import (
+    as_columns,
+    check_anndata,
+    check_control_labels,
+    label_text,
+    label_values,
+    warn_if_labels_are_similar,
+)
 from scbd._shared.messages import warn_user
 from scbd._shared.numeric_tables import check_dense
 
@@ -188,6 +195,14 @@ def encode_label_column(adata: AnnData, label_key: str | Sequence[str]) -> tuple
     places, names = pd.factorize(np.array(list(map(label_text, labels.cat.categories)), dtype=object))
     # the codes are int32 instead of int64 to save memory, because there may be millions of cells
     return names, places.astype(np.int32)[labels.cat.codes]
+
+
+def control_rows(labels: np.ndarray, control: Any, y_key: str | Sequence[str]) -> np.ndarray:
+    """Return a mask of the controls among the perturbation labels ``(N,)``, and warn of labels similar to controls."""
+    controls = check_control_labels(control, labels, y_key)
+    if controls:
+        warn_if_labels_are_similar(pd.unique(labels), y_key, "perturbations", controls)
+    return np.isin(labels, controls)
 
 
 def row_mask(name: str, rows: ArrayLike | None, n: int) -> np.ndarray:

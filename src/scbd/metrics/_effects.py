@@ -12,9 +12,9 @@ import pandas as pd
 from scipy.stats import false_discovery_control
 
 from scbd._shared.checks import check_count
-from scbd._shared.labels import check_control_labels
 from scbd._shared.messages import warn_user
 from scbd.metrics._arguments import (
+    control_rows,
     get_finite_embedding,
     get_label_texts,
     random_rows,
@@ -116,8 +116,9 @@ def perturbation_effects(
     Warns
     -----
     UserWarning
-        If perturbations have more than 8 rows per environment (median), which indicates that rows are cells; if some
-        perturbations were seen in training; or if rows of several models of :func:`scbd.cross_fit` are compared.
+        If labels differ from those of controls only in blanks, case or punctuation; if perturbations have more than 8
+        rows per environment (median), which indicates that rows are cells; if some perturbations were seen in training;
+        or if rows of several models of :func:`scbd.cross_fit` are compared.
 
     References
     ----------
@@ -137,7 +138,7 @@ def perturbation_effects(
     x, y = np.asarray(get_finite_embedding(adata, rep), dtype=np.float64), get_label_texts(adata, y_key)
     environments = np.zeros(len(x)) if e_key is None else get_label_texts(adata, e_key)
     e = np.unique(environments, return_inverse=True)[1]
-    is_control = np.isin(y, check_control_labels(control, y, y_key))
+    is_control = control_rows(y, control, y_key)
     if is_control.sum() < 2 or is_control.all():
         msg = f"{is_control.sum()} of {len(y)} rows are controls: effects need two controls, and perturbations."
         raise ValueError(msg)

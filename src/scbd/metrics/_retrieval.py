@@ -21,11 +21,11 @@ from scipy import sparse
 from scipy.stats import false_discovery_control
 
 from scbd._shared.checks import check_choice, check_count
-from scbd._shared.labels import check_control_labels
 from scbd._shared.linear_maps import label_means
 from scbd._shared.messages import warn_user
 from scbd.metrics._arguments import (
     check_keys,
+    control_rows,
     get_finite_embedding,
     get_label_texts,
     row_mask,
@@ -271,7 +271,8 @@ def retrieval(
     Warns
     -----
     UserWarning
-        If rows of several models of :func:`scbd.cross_fit` are compared.
+        If labels differ from those of controls only in blanks, case or punctuation; or if rows of several models of
+        :func:`scbd.cross_fit` are compared.
 
     Examples
     --------
@@ -296,7 +297,7 @@ def retrieval(
         codes = no_control
     else:
         names = get_label_texts(adata, y_key)
-        no_control = np.flatnonzero(~np.isin(names, check_control_labels(control, names, y_key)))
+        no_control = np.flatnonzero(~control_rows(names, control, y_key))
         codes, perturbations = pd.factorize(names[no_control], sort=True)
     member = _label_indicators(codes, adata.obs[label_key].iloc[no_control], len(perturbations), separator)
     labelled = np.flatnonzero(np.diff(member.indptr))
@@ -436,8 +437,9 @@ def replicate_retrieval(
     Warns
     -----
     UserWarning
-        If scored perturbations were seen in training; if a transform was fitted on some of the controls that serve as
-        negatives, or on controls alone; or if rows of several models of :func:`scbd.cross_fit` are compared.
+        If labels differ from those of controls only in blanks, case or punctuation; if scored perturbations were seen
+        in training; if a transform was fitted on some of the controls that serve as negatives, or on controls alone; or
+        if rows of several models of :func:`scbd.cross_fit` are compared.
 
     Examples
     --------
@@ -455,7 +457,7 @@ def replicate_retrieval(
     if control is None and against == "controls":
         msg = "control=None: name the controls that replicates are ranked against, or give against='perturbations'."
         raise ValueError(msg)
-    is_control = np.isin(y, () if control is None else check_control_labels(control, y, y_key))
+    is_control = control_rows(y, () if control is None else control, y_key)
     e = pd.factorize(get_label_texts(adata, e_key))[0]
     position = None if position_key is None else get_label_texts(adata, position_key)
     is_query = row_mask("queries", queries, len(x)) & ~is_control

@@ -6,8 +6,6 @@ The file also holds the functions that determine the controls, and the environme
 from __future__ import annotations
 
 import logging
-import re
-import unicodedata
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -28,6 +26,8 @@ from scbd._shared.labels import (
     find_likely_controls,
     label_text,
     label_values,
+    normalise_name,
+    warn_if_labels_are_similar,
 )
 from scbd._shared.messages import warn_user
 from scbd.data._inferred import INFERRED, infer_environments
@@ -114,7 +114,7 @@ class ExperimentalDesign(NamedTuple):
 def check_design(design: ExperimentalDesign) -> None:
     """Warn of problems of the experimental design that would spoil training without raising an error.
 
-    If no controls were named and a perturbation has a usual name of controls, a warning is logged.
+    If a perturbation that is not a control has a usual name of controls, a warning is logged.
 
     Parameters
     ----------
@@ -130,10 +130,10 @@ def check_design(design: ExperimentalDesign) -> None:
         value, such as ``"NA"``.
     """
     _warn_if_quantity(design.y, f"y_key={design.y.name!r} makes a perturbation")
-    _warn_if_labels_are_similar(design.y, "perturbations", design.controls)
+    warn_if_labels_are_similar(design.y.cat.categories, str(design.y.name), "perturbations", design.controls)
     _warn_if_missing(design.y, "perturbation", design.controls)
     for labels in design.environments.values():
-        _warn_if_labels_are_similar(labels, "environments")
+        warn_if_labels_are_similar(labels.cat.categories, str(labels.name), "environments")
         _warn_if_missing(labels, "environment")
     for name, labels in design.environments.items():
         _warn_if_quantity(
@@ -142,10 +142,13 @@ def check_design(design: ExperimentalDesign) -> None:
             "divide a quantity into about five levels (pandas.qcut), or ",
         )
         _warn_if_confounded(design.y, labels, name, design.controls)
-    unnamed = [] if design.controls else find_likely_controls(design.y.cat.categories)
+    # other spellings of the named controls are the subject of the warning of similar labels
+    named = set(map(normalise_name, design.controls))
+    unnamed = [name for name in find_likely_controls(design.y.cat.categories) if normalise_name(name) not in named]
     if unnamed:
-        message = "No controls were named, and %s looks like one: if so, set up with control=%r."
-        logger.warning(message, ", ".join(unnamed), unnamed[0] if len(unnamed) == 1 else unnamed)
+        message = "%s looks like a control and is not named as one: if it is one, set up with control=%r."
+        control = [*design.controls, *unnamed]
+        logger.warning(message, ", ".join(unnamed), control[0] if len(control) == 1 else control)
 
 
 def resolvable_fraction(y: np.ndarray, e: np.ndarray) -> float:
@@ -316,29 +319,6 @@ def control_mask(obs: pd.DataFrame, y_columns: Sequence[str], control: Any) -> n
     labels = label_values(obs, y_columns, allow_missing=True)
     mask: np.ndarray = labels.isin(match_control_labels(control, labels.cat.categories)).to_numpy()
     return mask
-
-
-def _warn_if_labels_are_similar(labels: pd.Series, what: str, controls: Sequence[str] = ()) -> None:
-    """Warn if labels differ only in spaces, invisible characters, or upper and lower case.
-
-    A label that differs from a control only in punctuation, such as "non-targeting" from "nontargeting", is similar as
-    well. Labels of a single letter, such as "a" and "A", may differ in case, because they may be different classes.
-    """
-    names = [label for label in labels.cat.categories if isinstance(label, str)]
-    control_forms = {re.sub(r"[\W_]", "", control.casefold()) for control in controls} - {""}
-    forms: dict[str, list[str]] = {}
-    for name in names:
-        text = unicodedata.normalize("NFKC", name if len(name.strip()) == 1 else name.casefold())
-        # "Cf" is the category of invisible characters, such as the zero-width space
-        form = "".join(mark for mark in text if not mark.isspace() and unicodedata.category(mark) != "Cf")
-        reduced = re.sub(r"[\W_]", "", form)
-        forms.setdefault(reduced if reduced in control_forms else form, []).append(name)
-    several = [some for _, some in sorted(forms.items()) if len(some) > 1 and not set(some) <= set(controls)]
-    if similar := [repr(name) for some in several for name in some]:
-        warn_user(
-            f"{len(similar)} labels of {labels.name!r} differ from others only in blanks, case or punctuation "
-            f"({join_first(similar)}), and count as different {what}: write them in the same way."
-        )
 
 
 def _warn_if_missing(labels: pd.Series, what: str, controls: Sequence[str] = ()) -> None:
