@@ -109,6 +109,8 @@ def test_read_profiles_any_dialect_returns_written_spellings_and_values(tmp_path
     # lines with names of rows whose last field is always empty have the same form as lines that end with a delimiter
     assume(not (dialect["rows"] == "R" and missing == "" and frame.iloc[:, -1].isna().all()))
     path = tmp_path / f"t{ending}"
+    plates = frame["Metadata_Plate"]
+    assume(dialect["rows"] or not (plates.is_unique and plates.str.isdecimal().all()))
     write_text(frame, path, dialect, missing)
     found = read_profiles(path, missing="keep")
     np.testing.assert_array_equal(found.X, frame.filter(like="Cells_").to_numpy(np.float32))
@@ -226,6 +228,10 @@ def test_read_profiles_parquet_with_levels_of_names_raises(tmp_path):
         ("plate,Cells_a,Cells_b\nx,px,µm\nP1,1,2\nP2,3,4\n", "words in the first row of values"),
         ("\n", "t.csv is empty"),
     ],
+        ("plate,Cells_a,note\n1,P1,1,\n2,P2,2,\n", "name the rows.*superfluous"),
+        ("plate,well\nP1,A1,1\nP1,A2,2\n", "name the rows.*last column has no name"),
+        # the first rows, from which the kind of table is detected, suffice for neither reading
+        ("plate,well\n" + "".join(f"P{n},A1,1\n" for n in [*range(9), 0]), "last column has no name"),
 )
 def test_read_profiles_irregular_text_raises_with_line(tmp_path, text, message):
     (tmp_path / "t.csv").write_text(text)
@@ -236,6 +242,110 @@ def test_read_profiles_irregular_text_raises_with_line(tmp_path, text, message):
 
 
 def test_open_text_other_encoding_raises_with_line(tmp_path):
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["P1,1,", "P1,2,"], [["P1", 1], ["P1", 2]]),
+        (["1,1,", "2,2,", "1,3,"], [["1", 1], ["2", 2], ["1", 3]]),
+        (["3,P1,1", "9,P1,2"], [["P1", 1], ["P1", 2]]),
+        # all rows decide, and not only the first ones
+        ([f"{n % 7},{n}," for n in range(9)], [[str(n % 7), n] for n in range(9)]),
+    ],
+)
+def test_read_table_file_one_field_more_in_each_line_is_read(tmp_path, lines, expected):
+    (tmp_path / "t.csv").write_text("\n".join(["plate,n", *lines]))
+    for read in (read_table_file, read_first_rows):
+        found = read(tmp_path / "t.csv")
+        assert found.astype({"plate": str}).to_numpy().tolist() == expected[: len(found)]
+
+
+def test_read_table_file_one_empty_field_more_after_unique_labels_is_logged(tmp_path, caplog):
+    (tmp_path / "t.csv").write_text("well,gene\nA1,x,\nA2,y,\n")
+    assert read_table_file(tmp_path / "t.csv").to_numpy().tolist() == [["A1", "x"], ["A2", "y"]]
+    assert [record.levelname for record in caplog.records if "t.csv" in record.getMessage()] == ["WARNING"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+@pytest.mark.parametrize(
+    ("text", "n_columns"),
+    [
+        ("plate;dose, in µM;Cells_a\nP1;1;2\nP2;1;2\n", 3),
+        ("plate;dose, in µM;Cells_a, b\nP1;1,5;2,5\nP2;1,5;2,5\n", 3),
+        ("plate;dose\tx|y;Cells_a\nP1;1;2\n", 3),
+        ('"plate";"dose, in µM";"Cells_a"\n"P1";1;2\n', 3),
+        ("plate|dose, in µM; or nM|Cells_a\nP1|1|2\n", 3),
+        ("plate,dose;unit,note\nP1,1;µM,x;y\n", 3),
+        ("plate,dose;unit,note\nr1,P1,1;µM,x;y\nr2,P1,1;µM,x;y\n", 3),
+        ("plate,a|b\nP1,2\n", 2),
+    ],
+)
+def test_read_table_file_delimiter_divides_all_lines(tmp_path, ending, text, n_columns):
+    if ending == "tsv" and text.startswith("plate,"):
+        text = text.translate({ord(","): "\t"})
+    (tmp_path / f"t.{ending}").write_text(text, encoding="utf-8")
+    assert read_table_file(tmp_path / f"t.{ending}").shape[1] == n_columns
+
+
+def damage(content: bytes) -> bytes:
+    return content[: len(content) // 2] + bytes(range(200, 240)) + content[len(content) // 2 + 40 :]
+
+
+def make_damaged_zip(path: Path, fault: str) -> None:
+    pack(path, b"a\tB C\n" * 9)
+    content = bytearray(path.read_bytes())
+    for mark, place in ((b"PK\3\4", 6), (b"PK\1\2", 8)):  # flags and, behind them, the method
+        start = content.index(mark) + place
+        content[start : start + 4] = b"\1\0\0\0" if fault == "encrypted" else b"\0\0\x63\0"
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "fault", ["gz damaged", "gz truncated", "gz foreign", "bz2 truncated", "xz damaged", "zip encrypted", "zip method"]
+)
+@pytest.mark.parametrize("read", [read_profiles, gene_sets, gene_pairs, corum])
+def test_open_text_damaged_packed_file_raises_with_path(tmp_path, fault, read):
+    ending, what = fault.split()
+    path = tmp_path / f"t.csv.{ending}"
+    if ending == "zip":
+        make_damaged_zip(path, what)
+    else:
+        pack(path, "".join(f"{n}\t{n * 7919 % 1013} B\n" for n in range(3000)).encode())
+        content = path.read_bytes()
+        path.write_bytes({"damaged": damage(content), "truncated": content[:-9], "foreign": b"plate,a\n1,2\n"}[what])
+    with pytest.raises(ValueError, match=f"t.csv.{ending}"):
+        read(path)
+
+
+@pytest.mark.parametrize("content", ["gz", "zip", "parquet"])
+@pytest.mark.parametrize("read", [read_profiles, gene_sets, gene_pairs, corum])
+def test_open_text_content_of_another_kind_is_named(tmp_path, content, read):
+    written = tmp_path / f"t.csv.{content}"
+    if content == "parquet":
+        pytest.importorskip("pyarrow")
+        pd.DataFrame({"plate": ["P1"], "Cells_a": [1.0]}).to_parquet(written)
+    else:
+        pack(written, b"plate,Cells_a\nP1,1\n")
+    written.rename(tmp_path / "t.csv")
+    with pytest.raises(ValueError, match=rf"t\.csv .*\.{content}"):
+        read(tmp_path / "t.csv")
+
+
+def test_read_table_file_long_field_is_read(tmp_path):
+    limit = csv.field_size_limit()
+    pd.DataFrame({"plate": ["P1"], "emb": ["1," * 100_000]}).to_csv(tmp_path / "t.csv", index=False)
+    assert read_table_file(tmp_path / "t.csv")["emb"].str.len().tolist() == [200_000]
+    assert csv.field_size_limit() == limit
+
+
+def test_read_table_file_missing_words_of_pandas_are_missing_in_numbers_only(tmp_path):
+    words = sorted(pd._libs.parsers.STR_NA_VALUES)
+    frame = pd.DataFrame({"Cells_a": [*words, "1.5"], "label": [*words, "x"], "row": range(len(words) + 1)})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    found = read_profiles(tmp_path / "t.csv", missing="keep")
+    np.testing.assert_array_equal(found.X[:, 0], [*[np.nan] * len(words), 1.5])
+    assert found.obs["label"].dropna().tolist() == [*filter(None, words), "x"]
+
+
     table = "plate,Cells_a\nP1,1\nµ,2\n"
     sets = "one\tx\tA B\nSjögren\tx\tC D\n"
     for name, text, line, read in [

@@ -14,7 +14,8 @@ import re
 import warnings
 import zipfile
 from contextlib import contextmanager
-from itertools import chain
+import zlib
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# delimiter of the columns, by the ending of the file
+# delimiter of the columns, by the ending of the file, and all delimiters that are recognised
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip", ".zst")
 TABLE_ENDINGS = (*(ending + packed for ending in _DELIMITERS for packed in ("", *COMPRESSIONS)), ".parquet")
+_ANY_DELIMITER = ",\t;|"
 # encodings that are recognised by the first bytes of a file; any other file must be UTF-8
 _BYTE_ORDER_MARKS = {
     b"\xff\xfe\0\0": "utf-32",
@@ -43,6 +45,12 @@ _BYTE_ORDER_MARKS = {
 }
 # first line in which a spreadsheet states the delimiter
 _STATED_DELIMITER = re.compile(r'"?sep=(.)"?\s*')
+# first bytes of files that hold no text
+_OTHER_FORMATS = {b"\x1f\x8b": ".csv.gz", b"PK\3\4": ".csv.zip or .xlsx", b"PAR1\x15": ".parquet"}
+# errors of packed files that are damaged, truncated, encrypted, or packed by an unknown method
+_UNPACKING_ERRORS = (OSError, EOFError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+# limit of the characters in one field, for lists of numbers in a field; 131,072 characters by default
+_FIELD_LIMIT = 2**31 - 1
 # Most frequent words for missing values in columns of features, for which columns are read as numbers at once. A column
 # with other words is read as text, which is slower, and converted later.
 _FREQUENT_MISSING_WORDS = ["", "NA", "nan", "NaN"]
@@ -138,8 +146,8 @@ def read_table(
         return read_text(where, choose_features, n_rows)
     except TableError:
         raise
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, lzma.LZMAError) as error:
-        msg = f"{where} cannot be read as a table, is empty, or truncated ({error})."
+    except (ValueError, NotImplementedError) as error:
+        msg = f"{where} cannot be read as a table ({error})."
         raise ValueError(msg) from error
 
 
@@ -156,14 +164,26 @@ def open_text(path: Path) -> Iterator[IO[str]]:
     ImportError
         If the file is packed by Zstandard, and no package can unpack it.
     ValueError
-        If the file has another encoding. The message names the line.
+        If the file is damaged, encrypted or no text, or has another encoding; the message then names the line.
     """
-    encoding = detect_encoding(path)
+    field_limit = csv.field_size_limit(_FIELD_LIMIT)
     try:
-        with _open_bytes(path) as file, io.TextIOWrapper(file, encoding, newline="") as text:
-            yield text
-    except UnicodeDecodeError as error:
-        raise TableError(_describe_encoding(path, encoding)) from error
+        encoding = detect_encoding(path)
+        with _open_bytes(path) as file:
+            start = file.read(max(map(len, _OTHER_FORMATS)))
+        if kinds := [kind for mark, kind in _OTHER_FORMATS.items() if start.startswith(mark)]:
+            msg = f"{path} holds no text, but is a file of the kind {kinds[0]}: name it like one, or save it as text."
+            raise TableError(msg)
+        try:
+            with _open_bytes(path) as file, io.TextIOWrapper(file, encoding, newline="") as text:
+                yield text
+        except UnicodeDecodeError as error:
+            raise TableError(_describe_encoding(path, encoding)) from error
+    except _UNPACKING_ERRORS as error:
+        msg = f"{path} cannot be read ({error}): a packed file may be damaged, truncated or encrypted."
+        raise TableError(msg) from error
+    finally:
+        csv.field_size_limit(field_limit)
 
 
 def detect_encoding(path: Path) -> str:
@@ -268,12 +288,15 @@ def read_header(file: IO[str], path: Path) -> tuple[list[str], str, int]:
         line, n_lines = file.readline(), n_lines + 1
     if stated := _STATED_DELIMITER.fullmatch(line):
         line, n_lines = file.readline(), n_lines + 1
+    If they contain another mark as well, it is the mark that divides the first lines into the most columns.
     if not line:
         msg = f"{path} is empty: its first line must name the columns."
         raise TableError(msg)
     delimiter = next((mark for ending, mark in _DELIMITERS.items() if ending in path.name.lower()), ",")
     if stated or delimiter not in line:
-        delimiter = stated[1] if stated else max(",\t;|", key=line.count)
+        delimiter = stated[1] if stated else max(_ANY_DELIMITER, key=line.count)
+    elif any(mark in line for mark in _ANY_DELIMITER.replace(delimiter, "")):
+        delimiter = max(delimiter + _ANY_DELIMITER, key=lambda mark: _count_columns(path, mark))
     rows = csv.reader(chain([line], file), delimiter=delimiter, strict=True)
     try:
         return next(rows), delimiter, n_lines - 1 + rows.line_num
@@ -287,11 +310,21 @@ def _check_structure(path: Path, n_rows: int | None) -> tuple[str, list[str], in
     Returns
     -------
     Delimiter; names of the columns to read, which are empty where the file states none; largest number of fields of a
-    row; line on which each row ends, counted from 1; and whether all fields of a row are empty. If each line has one
-    field more than the first line, and these fields are not all empty, the first column holds names of rows, and has no
-    name.
+def _count_columns(path: Path, delimiter: str) -> int:
+    """Return how many columns the first line names, or 0 if a line below has fewer fields with this delimiter."""
+    with open_text(path) as file:
+        try:
+            rows = islice((len(row) for row in csv.reader(file, delimiter=delimiter, strict=True) if any(row)), 10)
+            n_columns = next(rows, 0)
+            return n_columns if min(rows, default=0) >= n_columns else 0
+        except csv.Error:
+            return 0
+
+
+    row; line on which each row ends, counted from 1; and whether all fields of a row are empty.
     """
-    lines, is_empty, irregular = [], [], []
+    lines, is_empty, irregular, row_names = [], [], [], []
+    is_wider = True  # whether each row has one field more than the first line
     with open_text(path) as file:
         names, delimiter, n_above = read_header(file, path)
         n_names = len(names)
@@ -304,15 +337,20 @@ def _check_structure(path: Path, n_rows: int | None) -> tuple[str, list[str], in
                     irregular.append((len(row), any(row[n_names:]), n_above + rows.line_num))
                 lines.append(n_above + rows.line_num)
                 is_empty.append(not any(row))
-                if len(lines) == n_rows:
+                is_wider = is_wider and len(row) == n_names + 1
+                if is_wider and any(row):
+                    row_names.append(row[0])
+                # only all rows together show whether the first fields are names of rows
+                if not is_wider and len(lines) == n_rows:
                     break
         except csv.Error as error:
             raise TableError(_describe_quotes(path, n_above + rows.line_num, error)) from error
     n_fields = max((n for n, _, _ in irregular), default=n_names)
     n_fields = n_fields if len(irregular) == len(lines) > 0 else max(n_fields, n_names)
     is_full = any(full for _, full, _ in irregular)
-    if is_full and len(irregular) == len(lines) and all(n == n_names + 1 for n, _, _ in irregular):
-        names = ["", *names]
+    if is_wider and row_names and (is_full or names[-1]):
+        if _have_row_names(path, delimiter, row_names, is_full):
+            names = ["", *names]
     else:
         n_named = max((place for place, name in enumerate(names, 1) if name), default=0)
         for n, full, line in irregular:
@@ -323,7 +361,30 @@ def _check_structure(path: Path, n_rows: int | None) -> tuple[str, list[str], in
                     "them; otherwise mend this line, which is truncated or has a delimiter too many."
                 )
                 raise TableError(msg)
-    return delimiter, names[:n_fields], n_fields, np.array(lines, dtype=int), np.array(is_empty, dtype=bool)
+    ends, emptiness = np.array(lines[:n_rows], dtype=int), np.array(is_empty[:n_rows], dtype=bool)
+    return delimiter, names[:n_fields], n_fields, ends, emptiness
+
+
+def _have_row_names(path: Path, delimiter: str, first_fields: Sequence[str], is_full: bool) -> bool:
+    """Return whether the first fields of rows name the rows, if each row has one field more than the first line.
+
+    Names of rows that R writes are all different, and usually numbers. If all last fields are empty (``is_full`` is
+    false), lines may end with a superfluous delimiter instead. An error is raised where this is undecided.
+    """
+    is_distinct = len(set(first_fields)) == len(first_fields)
+    if is_full == is_distinct:
+        return is_full
+    other = f"the last column has no name: then end it with {delimiter!r} and the name"
+    if not is_full:
+        other = f"lines end with a superfluous {delimiter!r}: then end it with {delimiter!r}, too"
+    msg = (
+        f"{path}: each line has one field more than the first line. Either the first fields, such as "
+        f"{first_fields[0]!r}, name the rows: then begin the first line with {delimiter!r}. Or {other}."
+    )
+    if is_full or all(map(str.isdecimal, first_fields)):
+        raise TableError(msg)
+    logger.warning("%s The table is read in the second way.", msg)
+    return False
 
 
 def _check_lines(file: IO[str], path: Path, n_above: int) -> Iterator[str]:
