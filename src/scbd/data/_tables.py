@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import csv
+import glob
 import gzip
 import io
 import logging
@@ -18,6 +19,7 @@ import zlib
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
@@ -400,20 +402,36 @@ def _describe_quotes(path: Path, line: int, error: csv.Error) -> str:
 
 
 def _read_parquet(path: Path, n_rows: int | None) -> Table:
-    """Read a table in Parquet format. Of a single file, read only the first ``n_rows`` rows, if this is given.
+    """Read a table in Parquet format, from a file or from a folder of parts, or only its first ``n_rows`` rows.
 
-    A folder of Parquet files is always read completely.
+    A column that a part lacks is missing there. A column becomes text if its types in the parts have no common type
+    that holds all values exactly.
     """
     try:
-        import pyarrow.parquet
+        import pyarrow as arrow
     except ImportError as error:
         msg = f"{path} is read by pyarrow: pip install pyarrow, or save the table as .csv."
         raise ImportError(msg) from error
-    if n_rows is None or path.is_dir():
-        frame = pd.read_parquet(path)
-    else:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            frame = next(file.iter_batches(n_rows), file.schema_arrow.empty_table()).to_pandas()
+    names = sorted(glob.glob("**", root_dir=path, recursive=True)) if path.is_dir() else [""]
+    # as in Spark, names such as _SUCCESS and .part.crc are no parts
+    files = [path / name for name in names if not re.search(r"(^|/)_[^=/]*(/|$)", Path(name).as_posix())]
+    parts = [_read_part(file, path, n_rows) for file in files if file.is_file()]
+    is_uniform = all(part.schema.equals(parts[0].schema) for part in parts)
+    for name in [] if is_uniform else {name: None for part in parts for name in part.column_names}:
+        having = {place: part.select([name]) for place, part in enumerate(parts) if name in part.column_names}
+        try:
+            arrow.concat_tables(having.values(), promote_options="permissive")
+        except arrow.ArrowException:
+            for place, part in having.items():
+                column = parts[place].column_names.index(name)
+                parts[place] = parts[place].set_column(column, name, part[name].cast(arrow.string()))
+    table = arrow.concat_tables(parts, promote_options="none" if is_uniform else "permissive").slice(0, n_rows)
+    if not is_uniform:  # names of rows without a name, which some parts may lack
+        table = table.drop_columns([name for name in table.column_names if re.fullmatch(r"__index_level_\d__", name)])
+    # By default, whole numbers with missing values become floating-point numbers, in which large ones become equal.
+    types = {column.type for column in table.columns if column.null_count and arrow.types.is_integer(column.type)}
+    nullable = {kind: pd.api.types.pandas_dtype(str(kind).replace("i", "I").replace("u", "U")) for kind in types}
+    frame = table.to_pandas(types_mapper=nullable.get, ignore_metadata=not is_uniform)
     if frame.columns.nlevels > 1:
         msg = f"{path} has {frame.columns.nlevels} levels of column names. {_ADVICE_ON_TWO_ROWS}"
         raise TableError(msg)
@@ -427,6 +445,26 @@ def _tidy_columns(frame: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, list[s
     """Make the first column the names of rows if it has no name, and drop columns without content of their own.
 
     Returns
+def _read_part(path: Path, folder: Path, n_rows: int | None) -> Any:
+    """Read a Parquet file as a table of pyarrow, with a column of text for each folder in between called name=value."""
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(check_file(path)) as file:
+            batches = None if n_rows is None else [*islice(file.iter_batches(n_rows), 1)]
+            part = file.read() if batches is None else pyarrow.Table.from_batches(batches, file.schema_arrow)
+    except (OSError, pyarrow.ArrowException) as error:
+        what = "is no table in Parquet format, or is empty or truncated"
+        advice = ": a folder of parts must hold Parquet files only, so give files of other formats one by one"
+        msg = f"{path} {what} ({error}){advice if path != folder else ''}."
+        raise TableError(msg) from error
+    for name, value in (name.split("=", 1) for name in path.parent.parts[len(folder.parts) :] if "=" in name):
+        if unquote(name) not in part.column_names:
+            text = None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
+            part = part.append_column(unquote(name), pyarrow.array([text] * len(part), pyarrow.string()))
+    return part
+
+
     -------
     The table, and the names of the dropped columns. These are columns without a name that are empty or hold whole
     numbers, such as the row numbers that pandas writes, and columns that repeat another column of the same name.
