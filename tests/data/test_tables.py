@@ -612,6 +612,18 @@ def test_gene_pairs_row_numbers_are_not_genes(tmp_path, name):
         assert net.to_numpy().tolist() == [["MDM2", "TP53"], ["PCNA", "RFC1"]]
 
 
+@pytest.mark.parametrize("names", [["X"], ["index"], ["...1"], ["", "Unnamed: 0"], ["Unnamed: 0.1", "Unnamed: 0"]])
+@pytest.mark.parametrize("rows", [[0, 1], [1, 2], [3, 8]])
+def test_networks_row_numbers_of_any_name_are_not_genes(tmp_path, names, rows):
+    numbers = pd.DataFrame(dict.fromkeys(names, rows))
+    pairs = pd.DataFrame({"a": ["TP53", "PCNA"], "b": ["MDM2", "RFC1"]})
+    pd.concat([numbers, pairs], axis=1).to_csv(tmp_path / "p.csv", index=False)
+    assert gene_pairs(tmp_path / "p.csv").to_numpy().tolist() == [["MDM2", "TP53"], ["PCNA", "RFC1"]]
+    sets = pd.DataFrame({"gene": ["TP53", "PCNA"], "module": ["one", "two"]})
+    pd.concat([numbers, sets], axis=1).to_csv(tmp_path / "s.csv", index=False)
+    assert gene_sets(tmp_path / "s.csv").to_numpy().tolist() == [["one", "TP53"], ["two", "PCNA"]]
+
+
 def test_gene_sets_row_numbers_and_surplus_fields_are_ignored(tmp_path):
     for text in (
         ",gene,complex\n0,A,one\n1,B,one\n",

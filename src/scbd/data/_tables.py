@@ -14,8 +14,8 @@ import os
 import re
 import warnings
 import zipfile
-from contextlib import contextmanager
 import zlib
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 # delimiter of the columns, by the ending of the file, and all delimiters that are recognised
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_ANY_DELIMITER = ",\t;|"
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip", ".zst")
 TABLE_ENDINGS = (*(ending + packed for ending in _DELIMITERS for packed in ("", *COMPRESSIONS)), ".parquet")
-_ANY_DELIMITER = ",\t;|"
 # encodings that are recognised by the first bytes of a file; any other file must be UTF-8
 _BYTE_ORDER_MARKS = {
     b"\xff\xfe\0\0": "utf-32",
@@ -45,14 +45,14 @@ _BYTE_ORDER_MARKS = {
     b"\xff\xfe": "utf-16",
     b"\xfe\xff": "utf-16",
 }
-# first line in which a spreadsheet states the delimiter
-_STATED_DELIMITER = re.compile(r'"?sep=(.)"?\s*')
 # first bytes of files that hold no text
 _OTHER_FORMATS = {b"\x1f\x8b": ".csv.gz", b"PK\3\4": ".csv.zip or .xlsx", b"PAR1\x15": ".parquet"}
 # errors of packed files that are damaged, truncated, encrypted, or packed by an unknown method
 _UNPACKING_ERRORS = (OSError, EOFError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 # limit of the characters in one field, for lists of numbers in a field; 131,072 characters by default
 _FIELD_LIMIT = 2**31 - 1
+# first line in which a spreadsheet states the delimiter
+_STATED_DELIMITER = re.compile(r'"?sep=(.)"?\s*')
 # Most frequent words for missing values in columns of features, for which columns are read as numbers at once. A column
 # with other words is read as text, which is slower, and converted later.
 _FREQUENT_MISSING_WORDS = ["", "NA", "nan", "NaN"]
@@ -243,8 +243,12 @@ def read_text(
     path: Path,
     choose_features: Callable[[Sequence[str]], Iterable[str]] = lambda names: (),
     n_rows: int | None = None,
+    *,
+    tidy: bool = True,
 ) -> Table:
     """Read a text file with names of columns in its first line; parameters are those of :func:`read_table`.
+
+    If ``tidy`` is false, columns without a name, and several columns of one name, are returned unmodified.
 
     The structure of all lines is checked before values are parsed, because the parser of pandas shifts or cuts lines
     with other numbers of fields.
@@ -273,7 +277,7 @@ def read_text(
         frame = frame[~is_empty].reset_index(drop=True)
         logger.info("%s: %s passed over.", path, format_count(is_empty.sum(), "empty line"))
     frame.columns = pd.Index([name or f"Unnamed: {place}" for place, name in enumerate(names)])
-    frame, dropped = _tidy_columns(frame, path)
+    frame, dropped = _tidy_columns(frame, path) if tidy else (frame, [])
     return Table(frame, [name for name in frame if name not in chosen], dropped, lines[~is_empty])
 
 
@@ -284,13 +288,13 @@ def read_header(file: IO[str], path: Path) -> tuple[list[str], str, int]:
     -------
     Names of the columns, delimiter, and number of lines that were read. The delimiter is the one that a line
     ``sep=`` states, otherwise that of the file name. If the names do not contain it, it is their most frequent mark.
+    If they contain another mark as well, it is the mark that divides the first lines into the most columns.
     """
     line, n_lines = file.readline(), 1
     while line and not line.strip():
         line, n_lines = file.readline(), n_lines + 1
     if stated := _STATED_DELIMITER.fullmatch(line):
         line, n_lines = file.readline(), n_lines + 1
-    If they contain another mark as well, it is the mark that divides the first lines into the most columns.
     if not line:
         msg = f"{path} is empty: its first line must name the columns."
         raise TableError(msg)
@@ -306,12 +310,6 @@ def read_header(file: IO[str], path: Path) -> tuple[list[str], str, int]:
         raise TableError(_describe_quotes(path, n_lines, error)) from error
 
 
-def _check_structure(path: Path, n_rows: int | None) -> tuple[str, list[str], int, np.ndarray, np.ndarray]:
-    """Determine the structure of a text file, and check that all its lines have it.
-
-    Returns
-    -------
-    Delimiter; names of the columns to read, which are empty where the file states none; largest number of fields of a
 def _count_columns(path: Path, delimiter: str) -> int:
     """Return how many columns the first line names, or 0 if a line below has fewer fields with this delimiter."""
     with open_text(path) as file:
@@ -323,6 +321,12 @@ def _count_columns(path: Path, delimiter: str) -> int:
             return 0
 
 
+def _check_structure(path: Path, n_rows: int | None) -> tuple[str, list[str], int, np.ndarray, np.ndarray]:
+    """Determine the structure of a text file, and check that all its lines have it.
+
+    Returns
+    -------
+    Delimiter; names of the columns to read, which are empty where the file states none; largest number of fields of a
     row; line on which each row ends, counted from 1; and whether all fields of a row are empty.
     """
     lines, is_empty, irregular, row_names = [], [], [], []
@@ -441,10 +445,6 @@ def _read_parquet(path: Path, n_rows: int | None) -> Table:
     return Table(frame, [], dropped, None)
 
 
-def _tidy_columns(frame: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, list[str]]:
-    """Make the first column the names of rows if it has no name, and drop columns without content of their own.
-
-    Returns
 def _read_part(path: Path, folder: Path, n_rows: int | None) -> Any:
     """Read a Parquet file as a table of pyarrow, with a column of text for each folder in between called name=value."""
     import pyarrow.parquet
@@ -465,6 +465,10 @@ def _read_part(path: Path, folder: Path, n_rows: int | None) -> Any:
     return part
 
 
+def _tidy_columns(frame: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, list[str]]:
+    """Make the first column the names of rows if it has no name, and drop columns without content of their own.
+
+    Returns
     -------
     The table, and the names of the dropped columns. These are columns without a name that are empty or hold whole
     numbers, such as the row numbers that pandas writes, and columns that repeat another column of the same name.
