@@ -412,7 +412,7 @@ def _read_parquet(path: Path, n_rows: int | None) -> Table:
     that holds all values exactly.
     """
     try:
-        import pyarrow as arrow
+        import pyarrow.parquet
     except ImportError as error:
         msg = f"{path} is read by pyarrow: pip install pyarrow, or save the table as .csv."
         raise ImportError(msg) from error
@@ -424,16 +424,16 @@ def _read_parquet(path: Path, n_rows: int | None) -> Table:
     for name in [] if is_uniform else {name: None for part in parts for name in part.column_names}:
         having = {place: part.select([name]) for place, part in enumerate(parts) if name in part.column_names}
         try:
-            arrow.concat_tables(having.values(), promote_options="permissive")
-        except arrow.ArrowException:
+            pyarrow.concat_tables(having.values(), promote_options="permissive")
+        except pyarrow.ArrowException:
             for place, part in having.items():
                 column = parts[place].column_names.index(name)
-                parts[place] = parts[place].set_column(column, name, part[name].cast(arrow.string()))
-    table = arrow.concat_tables(parts, promote_options="none" if is_uniform else "permissive").slice(0, n_rows)
+                parts[place] = parts[place].set_column(column, name, part[name].cast(pyarrow.string()))
+    table = pyarrow.concat_tables(parts, promote_options="none" if is_uniform else "permissive").slice(0, n_rows)
     if not is_uniform:  # names of rows without a name, which some parts may lack
         table = table.drop_columns([name for name in table.column_names if re.fullmatch(r"__index_level_\d__", name)])
     # By default, whole numbers with missing values become floating-point numbers, in which large ones become equal.
-    types = {column.type for column in table.columns if column.null_count and arrow.types.is_integer(column.type)}
+    types = {column.type for column in table.columns if column.null_count and pyarrow.types.is_integer(column.type)}
     nullable = {kind: pd.api.types.pandas_dtype(str(kind).replace("i", "I").replace("u", "U")) for kind in types}
     frame = table.to_pandas(types_mapper=nullable.get, ignore_metadata=not is_uniform)
     if frame.columns.nlevels > 1:
@@ -454,7 +454,7 @@ def _read_part(path: Path, folder: Path, n_rows: int | None) -> Any:
             batches = None if n_rows is None else [*islice(file.iter_batches(n_rows), 1)]
             part = file.read() if batches is None else pyarrow.Table.from_batches(batches, file.schema_arrow)
     except (OSError, pyarrow.ArrowException) as error:
-        what = "is no table in Parquet format, or is empty or truncated"
+        what = "cannot be read as a table in Parquet format, is empty, or truncated"
         advice = ": a folder of parts must hold Parquet files only, so give files of other formats one by one"
         msg = f"{path} {what} ({error}){advice if path != folder else ''}."
         raise TableError(msg) from error
