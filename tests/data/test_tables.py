@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import scbd
+from scbd._shared.labels import label_text, label_values
 from scbd._workflows.inspection import describe_path
 from scbd.data import _tables, read_crops, read_profiles
 from scbd.data._tables import TableError, read_first_rows, read_table_file
@@ -108,6 +109,8 @@ def test_read_profiles_any_dialect_returns_written_spellings_and_values(tmp_path
     frame.loc[len(frame) - 1, "Cells_a0"] = np.nan
     # lines with names of rows whose last field is always empty have the same form as lines that end with a delimiter
     assume(not (dialect["rows"] == "R" and missing == "" and frame.iloc[:, -1].isna().all()))
+    plates = frame["Metadata_Plate"]
+    assume(dialect["rows"] or not (plates.is_unique and plates.str.isdecimal().all()))
     path = tmp_path / f"t{ending}"
     write_text(frame, path, dialect, missing)
     found = read_profiles(path, missing="keep")
@@ -225,6 +228,10 @@ def test_read_profiles_parquet_with_levels_of_names_raises(tmp_path):
         ("plate,Cells_a,Cells_a\nP1,1,2\n", "two columns named 'Cells_a'"),
         ("plate,Cells_a,Cells_b\nx,px,µm\nP1,1,2\nP2,3,4\n", "words in the first row of values"),
         ("\n", "t.csv is empty"),
+        ("plate,Cells_a,note\n1,P1,1,\n2,P2,2,\n", "name the rows.*superfluous"),
+        ("plate,well\nP1,A1,1\nP1,A2,2\n", "name the rows.*last column has no name"),
+        # the first rows, from which the kind of table is detected, suffice for neither reading
+        ("plate,well\n" + "".join(f"P{n},A1,1\n" for n in [*range(9), 0]), "last column has no name"),
     ],
 )
 def test_read_profiles_irregular_text_raises_with_line(tmp_path, text, message):
@@ -233,6 +240,110 @@ def test_read_profiles_irregular_text_raises_with_line(tmp_path, text, message):
         read_profiles(tmp_path / "t.csv")
     with pytest.raises(ValueError, match=r"t\.csv"):
         read_profiles(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["P1,1,", "P1,2,"], [["P1", 1], ["P1", 2]]),
+        (["1,1,", "2,2,", "1,3,"], [["1", 1], ["2", 2], ["1", 3]]),
+        (["3,P1,1", "9,P1,2"], [["P1", 1], ["P1", 2]]),
+        # all rows decide, and not only the first ones
+        ([f"{n % 7},{n}," for n in range(9)], [[str(n % 7), n] for n in range(9)]),
+    ],
+)
+def test_read_table_file_one_field_more_in_each_line_is_read(tmp_path, lines, expected):
+    (tmp_path / "t.csv").write_text("\n".join(["plate,n", *lines]))
+    for read in (read_table_file, read_first_rows):
+        found = read(tmp_path / "t.csv")
+        assert found.astype({"plate": str}).to_numpy().tolist() == expected[: len(found)]
+
+
+def test_read_table_file_one_empty_field_more_after_unique_labels_is_logged(tmp_path, caplog):
+    (tmp_path / "t.csv").write_text("well,gene\nA1,x,\nA2,y,\n")
+    assert read_table_file(tmp_path / "t.csv").to_numpy().tolist() == [["A1", "x"], ["A2", "y"]]
+    assert [record.levelname for record in caplog.records if "t.csv" in record.getMessage()] == ["WARNING"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+@pytest.mark.parametrize(
+    ("text", "n_columns"),
+    [
+        ("plate;dose, in µM;Cells_a\nP1;1;2\nP2;1;2\n", 3),
+        ("plate;dose, in µM;Cells_a, b\nP1;1,5;2,5\nP2;1,5;2,5\n", 3),
+        ("plate;dose\tx|y;Cells_a\nP1;1;2\n", 3),
+        ('"plate";"dose, in µM";"Cells_a"\n"P1";1;2\n', 3),
+        ("plate|dose, in µM; or nM|Cells_a\nP1|1|2\n", 3),
+        ("plate,dose;unit,note\nP1,1;µM,x;y\n", 3),
+        ("plate,dose;unit,note\nr1,P1,1;µM,x;y\nr2,P1,1;µM,x;y\n", 3),
+        ("plate,a|b\nP1,2\n", 2),
+    ],
+)
+def test_read_table_file_delimiter_divides_all_lines(tmp_path, ending, text, n_columns):
+    if ending == "tsv" and text.startswith("plate,"):
+        text = text.translate({ord(","): "\t"})
+    (tmp_path / f"t.{ending}").write_text(text, encoding="utf-8")
+    assert read_table_file(tmp_path / f"t.{ending}").shape[1] == n_columns
+
+
+def damage(content: bytes) -> bytes:
+    return content[: len(content) // 2] + bytes(range(200, 240)) + content[len(content) // 2 + 40 :]
+
+
+def make_damaged_zip(path: Path, fault: str) -> None:
+    pack(path, b"a\tB C\n" * 9)
+    content = bytearray(path.read_bytes())
+    for mark, place in ((b"PK\3\4", 6), (b"PK\1\2", 8)):  # flags and, behind them, the method
+        start = content.index(mark) + place
+        content[start : start + 4] = b"\1\0\0\0" if fault == "encrypted" else b"\0\0\x63\0"
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "fault", ["gz damaged", "gz truncated", "gz foreign", "bz2 truncated", "xz damaged", "zip encrypted", "zip method"]
+)
+@pytest.mark.parametrize("read", [read_profiles, gene_sets, gene_pairs, corum])
+def test_open_text_damaged_packed_file_raises_with_path(tmp_path, fault, read):
+    ending, what = fault.split()
+    path = tmp_path / f"t.csv.{ending}"
+    if ending == "zip":
+        make_damaged_zip(path, what)
+    else:
+        pack(path, "".join(f"{n}\t{n * 7919 % 1013} B\n" for n in range(3000)).encode())
+        content = path.read_bytes()
+        path.write_bytes({"damaged": damage(content), "truncated": content[:-9], "foreign": b"plate,a\n1,2\n"}[what])
+    with pytest.raises(ValueError, match=f"t.csv.{ending}"):
+        read(path)
+
+
+@pytest.mark.parametrize("content", ["gz", "zip", "parquet"])
+@pytest.mark.parametrize("read", [read_profiles, gene_sets, gene_pairs, corum])
+def test_open_text_content_of_another_kind_is_named(tmp_path, content, read):
+    written = tmp_path / f"t.csv.{content}"
+    if content == "parquet":
+        pytest.importorskip("pyarrow")
+        pd.DataFrame({"plate": ["P1"], "Cells_a": [1.0]}).to_parquet(written)
+    else:
+        pack(written, b"plate,Cells_a\nP1,1\n")
+    written.rename(tmp_path / "t.csv")
+    with pytest.raises(ValueError, match=rf"t\.csv .*\.{content}"):
+        read(tmp_path / "t.csv")
+
+
+def test_read_table_file_long_field_is_read(tmp_path):
+    limit = csv.field_size_limit()
+    pd.DataFrame({"plate": ["P1"], "emb": ["1," * 100_000]}).to_csv(tmp_path / "t.csv", index=False)
+    assert read_table_file(tmp_path / "t.csv")["emb"].str.len().tolist() == [200_000]
+    assert csv.field_size_limit() == limit
+
+
+def test_read_table_file_missing_words_of_pandas_are_missing_in_numbers_only(tmp_path):
+    words = sorted(pd._libs.parsers.STR_NA_VALUES)
+    frame = pd.DataFrame({"Cells_a": [*words, "1.5"], "label": [*words, "x"], "row": range(len(words) + 1)})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    found = read_profiles(tmp_path / "t.csv", missing="keep")
+    np.testing.assert_array_equal(found.X[:, 0], [*[np.nan] * len(words), 1.5])
+    assert found.obs["label"].dropna().tolist() == [*filter(None, words), "x"]
 
 
 def test_open_text_other_encoding_raises_with_line(tmp_path):
@@ -250,6 +361,86 @@ def test_open_text_other_encoding_raises_with_line(tmp_path):
         pack(tmp_path / name, text.encode("latin-1"))
         with pytest.raises(ValueError, match=f"{name}, line {line}: .*encoding"):
             read(tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", ["int64", "uint64", "int16", "uint8"])
+def test_read_profiles_parquet_integers_with_missing_values_stay_exact(tmp_path, kind):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    large = np.iinfo(kind).max
+    plates = [None, large, large - 1, large]
+    columns = {"plate": plates, "whole": plates[1:] + [1], "Cells_a": [7, None, 8, 9]}
+    table = {name: arrow.array(values, getattr(arrow, kind)()) for name, values in columns.items()}
+    parquet.write_table(arrow.table(table | {"Cells_b": [1.0, 2.0, 3.0, 4.0]}), tmp_path / "t.parquet")
+    with pytest.warns(UserWarning, match="1 row has no plate"):
+        found = read_profiles(tmp_path / "t.parquet", missing="keep")
+    np.testing.assert_array_equal(found.X[:, 0], [7, np.nan, 8, 9])
+    assert found.obs["whole"].tolist() == columns["whole"]
+    labels = label_values(found.obs, "plate", allow_missing=True)
+    assert [None if pd.isna(label) else label_text(label) for label in labels] == [
+        None if plate is None else str(plate) for plate in plates
+    ]
+    crossed = label_values(found.obs, ["plate", "whole"], allow_missing=True).dropna().tolist()
+    assert crossed[0] == f"{large} × {large - 1}"
+    found.write_h5ad(tmp_path / "t.h5ad")
+    again = anndata.read_h5ad(tmp_path / "t.h5ad").obs["plate"]
+    assert [str(plate) for plate in again[1:]] == [str(plate) for plate in plates[1:]]
+
+
+def write_parts(folder: Path, *parts: Any) -> Path:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, part in enumerate(parts):
+        parquet.write_table(part, folder / f"part-{number}.parquet")
+    return folder
+
+
+def test_read_profiles_parts_keep_all_columns_and_names_of_folders(tmp_path):
+    rng = np.random.default_rng(0)
+    first, second = (wells("P", rng).drop(columns="Metadata_Plate") for _ in range(2))
+    second = second.assign(compound="x", Cells_new=1.0)[["Cells_new", *second, "compound"]]
+    for plate, table in (("0012", first), ("12", second), ("a%2Fb", second)):
+        (tmp_path / "t" / f"plate={plate}").mkdir(parents=True)
+        table.to_parquet(tmp_path / "t" / f"plate={plate}" / "0.parquet")
+    (tmp_path / "t" / "_SUCCESS").touch()
+    found = read_profiles(tmp_path / "t", missing="keep")
+    assert found.obs["plate"].tolist() == ["0012"] * 8 + ["12"] * 8 + ["a/b"] * 8
+    assert found.obs["compound"].isna().tolist() == [True] * 8 + [False] * 16
+    np.testing.assert_array_equal(found[:, "Cells_new"].X.ravel(), [np.nan] * 8 + [1] * 16)
+    expected = [*first["Cells_a0"], *second["Cells_a0"], *second["Cells_a0"]]
+    np.testing.assert_array_equal(found[:, "Cells_a0"].X.ravel(), np.array(expected, np.float32))
+    assert {"compound", "plate", "Cells_new"} <= set(read_first_rows(tmp_path / "t"))
+    with pytest.warns(UserWarning, match="Cells_new.*no value in plate 0012"):
+        assert "plate" in describe_path(tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([None, None], ["x", "0012"], [None, None, "x", "0012"]),
+        ([None], [20231115000000001, 20231115000000002], [None, 20231115000000001, 20231115000000002]),
+        ([1, 2], [0.5, None], [1, 2, 0.5, None]),
+        ([1, 12], ["0012", "x"], ["1", "12", "0012", "x"]),
+        ([20231115000000001], [0.5], ["20231115000000001", "0.5"]),
+        ([0.5], [datetime.date(2026, 1, 2)], ["0.5", "2026-01-02"]),
+    ],
+)
+def test_read_table_file_parts_with_columns_of_several_types_lose_no_value(tmp_path, first, second, expected):
+    arrow = pytest.importorskip("pyarrow")
+    for parts, values in (((first, second), expected), ((second, first), None)):
+        folder = write_parts(tmp_path / "t.parquet", *(arrow.table({"a": part}) for part in parts))
+        found = [None if pd.isna(value) else value for value in read_table_file(folder)["a"]]
+        assert found == (values or [*expected[len(first) :], *expected[: len(first)]])
+
+
+def test_read_profiles_folder_of_parts_in_another_format_raises(tmp_path):
+    for name in ("csv", "parquet"):
+        (tmp_path / name / "plate=P1").mkdir(parents=True)
+        (tmp_path / name / "plate=P1" / f"0.{name}").write_text("well,Cells_a\nA1,1\n")
+        with pytest.raises(ValueError, match=rf"plate=P1/0\.{name} .*Parquet"):
+            read_profiles(tmp_path / name)
+    (tmp_path / "empty.parquet").mkdir()
+    with pytest.raises(ValueError, match=r"empty\.parquet"):
+        read_profiles(tmp_path / "empty.parquet")
 
 
 def make_crops(folder: Path, n: int = 4) -> Path:
@@ -451,6 +642,18 @@ def test_gene_pairs_row_numbers_are_not_genes(tmp_path, name):
         (tmp_path / name).write_text(text if header == "named" else text[1:])
         net = gene_pairs(tmp_path / name)
         assert net.to_numpy().tolist() == [["MDM2", "TP53"], ["PCNA", "RFC1"]]
+
+
+@pytest.mark.parametrize("names", [["X"], ["index"], ["...1"], ["", "Unnamed: 0"], ["Unnamed: 0.1", "Unnamed: 0"]])
+@pytest.mark.parametrize("rows", [[0, 1], [1, 2], [3, 8]])
+def test_networks_row_numbers_of_any_name_are_not_genes(tmp_path, names, rows):
+    numbers = pd.DataFrame(dict.fromkeys(names, rows))
+    pairs = pd.DataFrame({"a": ["TP53", "PCNA"], "b": ["MDM2", "RFC1"]})
+    pd.concat([numbers, pairs], axis=1).to_csv(tmp_path / "p.csv", index=False)
+    assert gene_pairs(tmp_path / "p.csv").to_numpy().tolist() == [["MDM2", "TP53"], ["PCNA", "RFC1"]]
+    sets = pd.DataFrame({"gene": ["TP53", "PCNA"], "module": ["one", "two"]})
+    pd.concat([numbers, sets], axis=1).to_csv(tmp_path / "s.csv", index=False)
+    assert gene_sets(tmp_path / "s.csv").to_numpy().tolist() == [["one", "TP53"], ["two", "PCNA"]]
 
 
 def test_gene_sets_row_numbers_and_surplus_fields_are_ignored(tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import hashlib
 
 import pandas as pd
@@ -201,3 +202,53 @@ def test_gene_pairs_headless_file_is_read_and_groups_raise(tmp_path):
     (tmp_path / "groups.csv").write_text("gene,complex\nPCNA,clamp\n")
     with pytest.raises(ValueError, match="gene_sets"):
         gene_pairs(tmp_path / "groups.csv")
+
+
+def test_gene_pairs_numbers_next_to_names_raise_and_pairs_of_numbers_are_read(tmp_path):
+    path = tmp_path / "pairs.csv"
+    path.write_text("sample,a,b\n3,TP53,MDM2\n1,PCNA,RFC1\n")
+    with pytest.raises(ValueError, match="numbers"):
+        gene_pairs(path)
+    path.write_text("entrez1,entrez2,score\n7157,4193,0.9\n5111,5981,0.8\n")
+    assert gene_pairs(path).to_numpy().tolist() == [["4193", "7157"], ["5111", "5981"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a,b\nTP53,MDM2\nA,\n,B\n , \n", [["MDM2", "TP53"]]),
+        ("SET,ANP32A\nANP32A,XPO1\nSET,XPO1\n", [["ANP32A", "SET"], ["ANP32A", "XPO1"], ["SET", "XPO1"]]),
+        ("SET,ANP32A\nANP32A,XPO1\n", [["ANP32A", "SET"], ["ANP32A", "XPO1"]]),
+        ("TP53, MDM2\nPCNA, MDM2\n", [["MDM2", "TP53"], ["MDM2", "PCNA"]]),
+        ("TP53,TP53\nTP53,MDM2\n", [["MDM2", "TP53"]]),
+        ("SET1,GENE2\nA,B\n", [["A", "B"]]),
+        ("protein,protein,score,score\nA,B,1,2\n", [["A", "B"]]),
+        ("a,b\n", []),
+    ],
+)
+def test_gene_pairs_each_line_of_two_genes_is_a_pair(tmp_path, text, expected):
+    (tmp_path / "pairs.csv").write_text(text)
+    net = gene_pairs(tmp_path / "pairs.csv")
+    assert net.to_numpy().tolist() == expected and list(net) == ["source", "target"]
+
+
+def test_gene_sets_genes_named_like_columns_are_genes(tmp_path):
+    expected = [["one", "GENE1"], ["one", "GENE2"], ["two", "GENE3"], ["two", "TARGET"]]
+    (tmp_path / "sets.txt").write_text("one\tGENE1 GENE2\ntwo\tGENE3 TARGET\n")
+    assert gene_sets(tmp_path / "sets.txt").to_numpy().tolist() == expected
+    (tmp_path / "single.txt").write_text("one\tGENE1\ntwo\tGENE3 GENE4\n")
+    assert len(gene_sets(tmp_path / "single.txt")) == 3
+    for genes in (["GENE1", "GENE2"], ["TARGET", "SYMBOL"]):
+        content = "\t".join(["one", "about", *genes]) + "\ntwo\tabout\tGENE3\n"
+        (tmp_path / "sets.gmt").write_text(content)
+        (tmp_path / "sets.gmt.gz").write_bytes(gzip.compress(content.encode()))
+        for name in ("sets.gmt", "sets.gmt.gz"):
+            assert gene_sets(tmp_path / name)["target"].tolist() == [*genes, "GENE3"]
+
+
+def test_gene_sets_without_a_name_are_no_sets(tmp_path):
+    (tmp_path / "sets.txt").write_text("one\tA B\n\tC D\n")
+    with pytest.raises(ValueError, match="line 2"):
+        gene_sets(tmp_path / "sets.txt")
+    (tmp_path / "table.csv").write_text("gene,complex\nA,one\nB,\n")
+    assert gene_sets(tmp_path / "table.csv").to_numpy().tolist() == [["one", "A"]]

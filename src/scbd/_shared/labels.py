@@ -26,7 +26,10 @@ CROSS_SEPARATOR = " × "
 # a backslash that belongs to a single value is preceded by a backslash.
 _ESCAPED_CHARACTER = re.compile(r"\\(.)", re.DOTALL)
 # texts that stand for a missing value in a table, such as "n/a", in lower case
-MISSING_WORDS = ("", "na", "n/a", "#n/a", "nan", "none", "null", "<na>", "nil")
+MISSING_WORDS = (
+    *("", "na", "n/a", "#n/a", "#n/a n/a", "#na", "nan", "-nan", "none", "null", "<na>", "nil"),
+    *("1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan"),
+)
 # usual names of control perturbations, in the form returned by normalise_name: lower case, letters and digits only
 _USUAL_CONTROL_NAMES = (
     "dmso ntc nt nontargeting nontargetingcontrol nontarget control controls ctrl ctl negcon negativecontrol negctrl "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import csv
+import glob
 import gzip
 import io
 import logging
@@ -13,10 +14,12 @@ import os
 import re
 import warnings
 import zipfile
+import zlib
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
@@ -30,8 +33,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# delimiter of the columns, by the ending of the file
+# delimiter of the columns, by the ending of the file, and all delimiters that are recognised
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_ANY_DELIMITER = ",\t;|"
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip", ".zst")
 TABLE_ENDINGS = (*(ending + packed for ending in _DELIMITERS for packed in ("", *COMPRESSIONS)), ".parquet")
 # encodings that are recognised by the first bytes of a file; any other file must be UTF-8
@@ -41,6 +45,12 @@ _BYTE_ORDER_MARKS = {
     b"\xff\xfe": "utf-16",
     b"\xfe\xff": "utf-16",
 }
+# first bytes of files that hold no text
+_OTHER_FORMATS = {b"\x1f\x8b": ".csv.gz", b"PK\3\4": ".csv.zip or .xlsx", b"PAR1\x15": ".parquet"}
+# errors of packed files that are damaged, truncated, encrypted, or packed by an unknown method
+_UNPACKING_ERRORS = (OSError, EOFError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+# limit of the characters in one field, for lists of numbers in a field; 131,072 characters by default
+_FIELD_LIMIT = 2**31 - 1
 # first line in which a spreadsheet states the delimiter
 _STATED_DELIMITER = re.compile(r'"?sep=(.)"?\s*')
 # Most frequent words for missing values in columns of features, for which columns are read as numbers at once. A column
@@ -138,8 +148,8 @@ def read_table(
         return read_text(where, choose_features, n_rows)
     except TableError:
         raise
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, lzma.LZMAError) as error:
-        msg = f"{where} cannot be read as a table, is empty, or truncated ({error})."
+    except (ValueError, NotImplementedError) as error:
+        msg = f"{where} cannot be read as a table ({error})."
         raise ValueError(msg) from error
 
 
@@ -156,14 +166,26 @@ def open_text(path: Path) -> Iterator[IO[str]]:
     ImportError
         If the file is packed by Zstandard, and no package can unpack it.
     ValueError
-        If the file has another encoding. The message names the line.
+        If the file is damaged, encrypted or no text, or has another encoding; the message then names the line.
     """
-    encoding = detect_encoding(path)
+    field_limit = csv.field_size_limit(_FIELD_LIMIT)
     try:
-        with _open_bytes(path) as file, io.TextIOWrapper(file, encoding, newline="") as text:
-            yield text
-    except UnicodeDecodeError as error:
-        raise TableError(_describe_encoding(path, encoding)) from error
+        encoding = detect_encoding(path)
+        with _open_bytes(path) as file:
+            start = file.read(max(map(len, _OTHER_FORMATS)))
+        if kinds := [kind for mark, kind in _OTHER_FORMATS.items() if start.startswith(mark)]:
+            msg = f"{path} holds no text, but is a file of the kind {kinds[0]}: name it like one, or save it as text."
+            raise TableError(msg)
+        try:
+            with _open_bytes(path) as file, io.TextIOWrapper(file, encoding, newline="") as text:
+                yield text
+        except UnicodeDecodeError as error:
+            raise TableError(_describe_encoding(path, encoding)) from error
+    except _UNPACKING_ERRORS as error:
+        msg = f"{path} cannot be read ({error}): a packed file may be damaged, truncated or encrypted."
+        raise TableError(msg) from error
+    finally:
+        csv.field_size_limit(field_limit)
 
 
 def detect_encoding(path: Path) -> str:
@@ -221,8 +243,12 @@ def read_text(
     path: Path,
     choose_features: Callable[[Sequence[str]], Iterable[str]] = lambda names: (),
     n_rows: int | None = None,
+    *,
+    tidy: bool = True,
 ) -> Table:
     """Read a text file with names of columns in its first line; parameters are those of :func:`read_table`.
+
+    If ``tidy`` is false, columns without a name, and several columns of one name, are returned unmodified.
 
     The structure of all lines is checked before values are parsed, because the parser of pandas shifts or cuts lines
     with other numbers of fields.
@@ -251,7 +277,7 @@ def read_text(
         frame = frame[~is_empty].reset_index(drop=True)
         logger.info("%s: %s passed over.", path, format_count(is_empty.sum(), "empty line"))
     frame.columns = pd.Index([name or f"Unnamed: {place}" for place, name in enumerate(names)])
-    frame, dropped = _tidy_columns(frame, path)
+    frame, dropped = _tidy_columns(frame, path) if tidy else (frame, [])
     return Table(frame, [name for name in frame if name not in chosen], dropped, lines[~is_empty])
 
 
@@ -262,6 +288,7 @@ def read_header(file: IO[str], path: Path) -> tuple[list[str], str, int]:
     -------
     Names of the columns, delimiter, and number of lines that were read. The delimiter is the one that a line
     ``sep=`` states, otherwise that of the file name. If the names do not contain it, it is their most frequent mark.
+    If they contain another mark as well, it is the mark that divides the first lines into the most columns.
     """
     line, n_lines = file.readline(), 1
     while line and not line.strip():
@@ -273,12 +300,25 @@ def read_header(file: IO[str], path: Path) -> tuple[list[str], str, int]:
         raise TableError(msg)
     delimiter = next((mark for ending, mark in _DELIMITERS.items() if ending in path.name.lower()), ",")
     if stated or delimiter not in line:
-        delimiter = stated[1] if stated else max(",\t;|", key=line.count)
+        delimiter = stated[1] if stated else max(_ANY_DELIMITER, key=line.count)
+    elif any(mark in line for mark in _ANY_DELIMITER.replace(delimiter, "")):
+        delimiter = max(delimiter + _ANY_DELIMITER, key=lambda mark: _count_columns(path, mark))
     rows = csv.reader(chain([line], file), delimiter=delimiter, strict=True)
     try:
         return next(rows), delimiter, n_lines - 1 + rows.line_num
     except csv.Error as error:
         raise TableError(_describe_quotes(path, n_lines, error)) from error
+
+
+def _count_columns(path: Path, delimiter: str) -> int:
+    """Return how many columns the first line names, or 0 if a line below has fewer fields with this delimiter."""
+    with open_text(path) as file:
+        try:
+            rows = islice((len(row) for row in csv.reader(file, delimiter=delimiter, strict=True) if any(row)), 10)
+            n_columns = next(rows, 0)
+            return n_columns if min(rows, default=0) >= n_columns else 0
+        except csv.Error:
+            return 0
 
 
 def _check_structure(path: Path, n_rows: int | None) -> tuple[str, list[str], int, np.ndarray, np.ndarray]:
@@ -287,11 +327,10 @@ def _check_structure(path: Path, n_rows: int | None) -> tuple[str, list[str], in
     Returns
     -------
     Delimiter; names of the columns to read, which are empty where the file states none; largest number of fields of a
-    row; line on which each row ends, counted from 1; and whether all fields of a row are empty. If each line has one
-    field more than the first line, and these fields are not all empty, the first column holds names of rows, and has no
-    name.
+    row; line on which each row ends, counted from 1; and whether all fields of a row are empty.
     """
-    lines, is_empty, irregular = [], [], []
+    lines, is_empty, irregular, row_names = [], [], [], []
+    is_wider = True  # whether each row has one field more than the first line
     with open_text(path) as file:
         names, delimiter, n_above = read_header(file, path)
         n_names = len(names)
@@ -304,15 +343,20 @@ def _check_structure(path: Path, n_rows: int | None) -> tuple[str, list[str], in
                     irregular.append((len(row), any(row[n_names:]), n_above + rows.line_num))
                 lines.append(n_above + rows.line_num)
                 is_empty.append(not any(row))
-                if len(lines) == n_rows:
+                is_wider = is_wider and len(row) == n_names + 1
+                if is_wider and any(row):
+                    row_names.append(row[0])
+                # only all rows together show whether the first fields are names of rows
+                if not is_wider and len(lines) == n_rows:
                     break
         except csv.Error as error:
             raise TableError(_describe_quotes(path, n_above + rows.line_num, error)) from error
     n_fields = max((n for n, _, _ in irregular), default=n_names)
     n_fields = n_fields if len(irregular) == len(lines) > 0 else max(n_fields, n_names)
     is_full = any(full for _, full, _ in irregular)
-    if is_full and len(irregular) == len(lines) and all(n == n_names + 1 for n, _, _ in irregular):
-        names = ["", *names]
+    if is_wider and row_names and (is_full or names[-1]):
+        if _have_row_names(path, delimiter, row_names, is_full):
+            names = ["", *names]
     else:
         n_named = max((place for place, name in enumerate(names, 1) if name), default=0)
         for n, full, line in irregular:
@@ -323,7 +367,30 @@ def _check_structure(path: Path, n_rows: int | None) -> tuple[str, list[str], in
                     "them; otherwise mend this line, which is truncated or has a delimiter too many."
                 )
                 raise TableError(msg)
-    return delimiter, names[:n_fields], n_fields, np.array(lines, dtype=int), np.array(is_empty, dtype=bool)
+    ends, emptiness = np.array(lines[:n_rows], dtype=int), np.array(is_empty[:n_rows], dtype=bool)
+    return delimiter, names[:n_fields], n_fields, ends, emptiness
+
+
+def _have_row_names(path: Path, delimiter: str, first_fields: Sequence[str], is_full: bool) -> bool:
+    """Return whether the first fields of rows name the rows, if each row has one field more than the first line.
+
+    Names of rows that R writes are all different, and usually numbers. If all last fields are empty (``is_full`` is
+    false), lines may end with a superfluous delimiter instead. An error is raised where this is undecided.
+    """
+    is_distinct = len(set(first_fields)) == len(first_fields)
+    if is_full == is_distinct:
+        return is_full
+    other = f"the last column has no name: then end it with {delimiter!r} and the name"
+    if not is_full:
+        other = f"lines end with a superfluous {delimiter!r}: then end it with {delimiter!r}, too"
+    msg = (
+        f"{path}: each line has one field more than the first line. Either the first fields, such as "
+        f"{first_fields[0]!r}, name the rows: then begin the first line with {delimiter!r}. Or {other}."
+    )
+    if is_full or all(map(str.isdecimal, first_fields)):
+        raise TableError(msg)
+    logger.warning("%s The table is read in the second way.", msg)
+    return False
 
 
 def _check_lines(file: IO[str], path: Path, n_above: int) -> Iterator[str]:
@@ -339,20 +406,36 @@ def _describe_quotes(path: Path, line: int, error: csv.Error) -> str:
 
 
 def _read_parquet(path: Path, n_rows: int | None) -> Table:
-    """Read a table in Parquet format. Of a single file, read only the first ``n_rows`` rows, if this is given.
+    """Read a table in Parquet format, from a file or from a folder of parts, or only its first ``n_rows`` rows.
 
-    A folder of Parquet files is always read completely.
+    A column that a part lacks is missing there. A column becomes text if its types in the parts have no common type
+    that holds all values exactly.
     """
     try:
         import pyarrow.parquet
     except ImportError as error:
         msg = f"{path} is read by pyarrow: pip install pyarrow, or save the table as .csv."
         raise ImportError(msg) from error
-    if n_rows is None or path.is_dir():
-        frame = pd.read_parquet(path)
-    else:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            frame = next(file.iter_batches(n_rows), file.schema_arrow.empty_table()).to_pandas()
+    names = sorted(glob.glob("**", root_dir=path, recursive=True)) if path.is_dir() else [""]
+    # as in Spark, names such as _SUCCESS and .part.crc are no parts
+    files = [path / name for name in names if not re.search(r"(^|/)_[^=/]*(/|$)", Path(name).as_posix())]
+    parts = [_read_part(file, path, n_rows) for file in files if file.is_file()]
+    is_uniform = all(part.schema.equals(parts[0].schema) for part in parts)
+    for name in [] if is_uniform else {name: None for part in parts for name in part.column_names}:
+        having = {place: part.select([name]) for place, part in enumerate(parts) if name in part.column_names}
+        try:
+            pyarrow.concat_tables(having.values(), promote_options="permissive")
+        except pyarrow.ArrowException:
+            for place, part in having.items():
+                column = parts[place].column_names.index(name)
+                parts[place] = parts[place].set_column(column, name, part[name].cast(pyarrow.string()))
+    table = pyarrow.concat_tables(parts, promote_options="none" if is_uniform else "permissive").slice(0, n_rows)
+    if not is_uniform:  # names of rows without a name, which some parts may lack
+        table = table.drop_columns([name for name in table.column_names if re.fullmatch(r"__index_level_\d__", name)])
+    # By default, whole numbers with missing values become floating-point numbers, in which large ones become equal.
+    types = {column.type for column in table.columns if column.null_count and pyarrow.types.is_integer(column.type)}
+    nullable = {kind: pd.api.types.pandas_dtype(str(kind).replace("i", "I").replace("u", "U")) for kind in types}
+    frame = table.to_pandas(types_mapper=nullable.get, ignore_metadata=not is_uniform)
     if frame.columns.nlevels > 1:
         msg = f"{path} has {frame.columns.nlevels} levels of column names. {_ADVICE_ON_TWO_ROWS}"
         raise TableError(msg)
@@ -360,6 +443,26 @@ def _read_parquet(path: Path, n_rows: int | None) -> Table:
     frame = frame if frame.index.names == [None] else frame.reset_index(allow_duplicates=True)
     frame, dropped = _tidy_columns(frame.rename(columns=str), path)
     return Table(frame, [], dropped, None)
+
+
+def _read_part(path: Path, folder: Path, n_rows: int | None) -> Any:
+    """Read a Parquet file as a table of pyarrow, with a column of text for each folder in between called name=value."""
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(check_file(path)) as file:
+            batches = None if n_rows is None else [*islice(file.iter_batches(n_rows), 1)]
+            part = file.read() if batches is None else pyarrow.Table.from_batches(batches, file.schema_arrow)
+    except (OSError, pyarrow.ArrowException) as error:
+        what = "cannot be read as a table in Parquet format, is empty, or truncated"
+        advice = ": a folder of parts must hold Parquet files only, so give files of other formats one by one"
+        msg = f"{path} {what} ({error}){advice if path != folder else ''}."
+        raise TableError(msg) from error
+    for name, value in (name.split("=", 1) for name in path.parent.parts[len(folder.parts) :] if "=" in name):
+        if unquote(name) not in part.column_names:
+            text = None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
+            part = part.append_column(unquote(name), pyarrow.array([text] * len(part), pyarrow.string()))
+    return part
 
 
 def _tidy_columns(frame: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, list[str]]:

@@ -12,14 +12,15 @@ import re
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pandas as pd
 
 from scbd._shared.files import check_file
-from scbd.data._tables import open_text, read_text
+from scbd.data._tables import hold_whole_numbers, open_text, read_text
 from scbd.datasets._download import download_cached
 
 # Accepted names of the column of genes in a table. Names are compared in lower case and without characters other than
-# letters.
+# letters and digits: GENE1 is a gene.
 _GENES = ("gene", "genes", "genename", "genesymbol", "symbol", "hgncsymbol", "target")
 # Names of a column of gene sets. A table with such a column holds sets of genes and not pairs of genes.
 _SETS = ("group", "complex", "complexname", "set", "geneset", "pathway", "pathwayname")
@@ -145,16 +146,17 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
     if not lines:
         msg = f"{path} is empty: there is no set."
         raise ValueError(msg)
+    is_gmt = ".gmt" in path.name.lower()
     header = re.split(r"[,;|\t]" if ".csv" in path.name.lower() else "\t", lines[0])
-    if len(header) > 1 and any(_normalise_column_name(name) in _GENES for name in header):
+    if len(header) > 1 and not is_gmt and any(_normalise_column_name(name) in _GENES for name in header):
         return _read_gene_table(path)
     sets: list[tuple[str, list[str]]] = []
     for number, line in enumerate(lines, start=1):
         name, tab, members = line.partition("\t")
-        if path.suffix == ".gmt":
+        if is_gmt:
             members = members.partition("\t")[2]
         found = [gene for gene in re.split(r"[\s,;|]+", members) if gene]
-        if not tab or not (found or path.suffix == ".gmt"):
+        if not name.strip() or not tab or not (found or is_gmt):
             msg = f"{path}, line {number}: a set is a name, a tab and genes; got {line[:60]!r}."
             raise ValueError(msg)
         sets.append((name, found))
@@ -174,7 +176,7 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 def _read_gene_table(path: Path) -> pd.DataFrame:
     """Read sets of genes from a table with one column of genes and one column with the name of each gene's set."""
-    table = read_text(path).frame.rename(columns=str.strip).fillna("")
+    table = _drop_row_numbers(read_text(path).frame.rename(columns=str.strip).fillna(""))
     genes = [name for name in table if _normalise_column_name(name) in _GENES]
     others = [name for name in table if name not in genes]
     groups = others if len(others) == 1 else [name for name in others if _normalise_column_name(name) in _GROUPS]
@@ -190,10 +192,11 @@ def _read_gene_table(path: Path) -> pd.DataFrame:
 
 
 def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read pairs of related genes from the first two columns of a CSV file, apart from row numbers without a name.
+    """Read pairs of related genes from the first two columns of a CSV file, apart from row numbers.
 
-    The two genes of a pair are sorted by name, and each pair is kept once. Pairs of a gene with itself are excluded.
-    The first line is read as column names, unless both of its first two entries also occur as genes in other lines.
+    The two genes of a pair are sorted by name, and each pair is kept once. Pairs of a gene with itself, and lines
+    without two genes, are excluded. The first line is read as column names, unless one of its first two entries also
+    occurs as a gene in other lines.
 
     Parameters
     ----------
@@ -210,8 +213,8 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     FileNotFoundError
         If the file does not exist.
     ValueError
-        If the file cannot be read as a table or has fewer than two columns, or if the name of one of the first two
-        columns indicates sets of genes, such as ``complex``.
+        If the file cannot be read as a table or has fewer than two columns, if the name of one of the first two
+        columns indicates sets of genes, such as ``complex``, or if only one of the two columns holds whole numbers.
 
     Examples
     --------
@@ -220,29 +223,45 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     ['EXOSC1', 'EXOSC2']
     """
     path = check_file(path)
-    table = read_text(path).frame.fillna("")
+    table = _drop_row_numbers(read_text(path, tidy=False).frame.fillna(""))
     if table.shape[1] < 2:
         msg = f"{path} has {table.shape[1]} column: pairs are a CSV of two columns of genes."
         raise ValueError(msg)
-    if any(_normalise_column_name(name) in _SETS for name in table.columns[:2]):
-        msg = f"{path} is a table of {table.columns[0]} and {table.columns[1]}, not of pairs: read it with gene_sets."
+    lines = np.char.strip(np.vstack([table.columns[:2], table.iloc[:, :2]]).astype(str))
+    names, genes = lines[0], lines[1:]
+    # if an entry of the first line also occurs as a gene in other lines, the first line is a pair and not column names
+    if not {*names}.isdisjoint(genes.ravel()):
+        genes = lines
+    elif any(_normalise_column_name(name) in _SETS for name in names):
+        msg = f"{path} is a table of {names[0]} and {names[1]}, not of pairs: read it with gene_sets."
         raise ValueError(msg)
-    # if both entries of the first line also occur as genes in other lines, the first line is a pair of genes and not
-    # column names
-    if set(table.columns[:2]) <= {*table.iloc[:, 0], *table.iloc[:, 1]}:
-        table = pd.concat([pd.DataFrame([table.columns], columns=table.columns), table])
-    first, second = table.iloc[:, 0].str.strip(), table.iloc[:, 1].str.strip()
-    swap = first > second
-    source, target = first.mask(swap, second), second.mask(swap, first)
-    return _finish_network(pd.DataFrame({"source": source, "target": target})[first != second], "pairs")
+    net = pd.DataFrame(genes, columns=["source", "target"])
+    if hold_whole_numbers(net["source"]) != hold_whole_numbers(net["target"]):
+        msg = f"{path} has numbers in one of its first two columns, and names in the other: keep two columns of genes."
+        raise ValueError(msg)
+    net[:] = np.sort(net.to_numpy(), axis=1)
+    return _finish_network(net[net["source"] != net["target"]], "pairs")
+
+
+def _drop_row_numbers(table: pd.DataFrame) -> pd.DataFrame:
+    """Drop first columns without a name, and first columns of increasing whole numbers, of which two must remain."""
+
+    def holds_row_numbers(column: pd.Series) -> bool:
+        return hold_whole_numbers(column) and bool((np.diff(column.astype(float)) > 0).all())
+
+    is_unnamed = table.columns.str.startswith("Unnamed: ")
+    n = 0
+    while n < len(is_unnamed) and (is_unnamed[n] or (n + 2 < len(is_unnamed) and holds_row_numbers(table.iloc[:, n]))):
+        n += 1
+    return table.iloc[:, n:]
 
 
 def _normalise_column_name(column: str) -> str:
-    return re.sub(r"[^a-z]", "", column.lower())
+    return re.sub(r"[^a-z0-9]", "", column.lower())
 
 
 def _finish_network(net: pd.DataFrame, kind: Literal["pairs", "sets"]) -> pd.DataFrame:
     net = net.assign(target=net["target"].str.strip())
-    net = net[net["target"] != ""].drop_duplicates().reset_index(drop=True)
+    net = net[(net["source"] != "") & (net["target"] != "")].drop_duplicates().reset_index(drop=True)
     net.attrs["kind"] = kind
     return net
