@@ -627,3 +627,10 @@ def test_read_profiles_folder_with_files_of_other_kinds_warns(tmp_path):
         (tmp_path / name).touch()
     with pytest.warns(UserWarning, match=r"2 files .*P2.h5ad, P3.xlsx"):
         read_profiles(tmp_path)
+
+
+def test_read_profiles_large_whole_numbers_that_one_file_lacks_stay_different(tmp_path):
+    barcodes = [20231115000000001, 20231115000000002, 20231115000000003]
+    wells().assign(barcode=barcodes).to_parquet(tmp_path / "a.parquet")
+    wells("P2").to_parquet(tmp_path / "b.parquet")
+    assert read_profiles(tmp_path).obs["barcode"].dropna().tolist() == barcodes

@@ -764,3 +764,10 @@ def test_write_screen_index_named_like_a_column_keeps_both(tmp_path, n):
     written = write_screen(tmp_path / "s.zarr", plates, y_key="gene")
     plain = write_screen(tmp_path / "plain.zarr", make_plates(n), y_key="gene")
     assert are_equal(written, plain) and list(written.obs_names) == list(plain.obs_names)
+
+
+def test_write_screen_large_whole_numbers_that_one_plate_lacks_stay_different(tmp_path):
+    plates = make_plates(2)
+    plates[0].obs["barcode"] = 20231115000000001 + np.arange(plates[0].n_obs)
+    screen = write_screen(tmp_path / "s.zarr", plates, y_key="gene")
+    assert screen.obs["barcode"].nunique() == plates[0].n_obs and screen.obs["barcode"].isna().sum() == plates[1].n_obs

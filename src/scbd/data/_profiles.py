@@ -33,6 +33,7 @@ from scbd.data._formats import (
 from scbd.data._hdf5_source import open_h5
 from scbd.data._tables import (
     Table,
+    concat_tables,
     detect_encoding,
     hold_whole_numbers,
     is_table,
@@ -220,7 +221,7 @@ def read_table_of_features(
     messages: list[str] = []
     parts = _read_files(paths, entries, where, messages, is_default=is_default)
     tables = [part.table for part in parts.values()]
-    found = pd.concat([one.frame for one in tables])
+    found = concat_tables([one.frame for one in tables])
     if not is_default and (
         unused := [one for one, columns in _named_columns(list(found), entries).items() if not columns]
     ):

@@ -61,6 +61,7 @@ from scbd.data._sources import (
     rows_per_block,
 )
 from scbd.data._storable import as_storable, stored_names
+from scbd.data._tables import concat_tables
 from scbd.data._zarr_source import ZarrSource
 
 if TYPE_CHECKING:
@@ -722,7 +723,7 @@ def _sort_and_shuffle(
       (attribute ``order`` of :class:`ScreenPlan`).
     """
     # convert the columns of all plates together, since a column may hold text on one plate and numbers on another
-    obs = pd.concat([plate.obs for plate in plates]) if len(plates) > 1 else plates[0].obs
+    obs = concat_tables([plate.obs for plate in plates]) if len(plates) > 1 else plates[0].obs
     named = _add_source_column(obs, plates)
     obs, others = as_storable(named), stored_names(named.columns)
     order = np.random.default_rng(seed).permutation(len(obs))

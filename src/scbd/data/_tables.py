@@ -505,6 +505,24 @@ def _tidy_columns(frame: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, list[s
     return (frame.loc[:, ~is_left_out] if is_left_out.any() else frame), dropped
 
 
+def concat_tables(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Put the rows of tables one below the other; a column that some tables lack is missing in their rows.
+
+    Columns of whole numbers stay such columns. By default, pandas converts them to floating-point numbers where a table
+    lacks the column, in which large numbers, such as barcodes, become equal.
+    """
+    everywhere = set(frames[0]).intersection(*frames)
+    nullable = [
+        {
+            name: "UInt64" if frame[name].dtype.kind == "u" else "Int64"
+            for name in frame
+            if name not in everywhere and frame[name].dtype.kind in "iu"
+        }
+        for frame in frames
+    ]
+    return pd.concat([frame.astype(types) if types else frame for frame, types in zip(frames, nullable, strict=True)])
+
+
 def hold_whole_numbers(values: pd.Series | pd.Index) -> bool:
     """Return whether all values, stored as numbers or as text, are whole numbers, such as numbers of rows."""
     return bool(values.dtype.kind in "iu" or values.astype(str).str.fullmatch(r"\d+").all())
