@@ -6,10 +6,12 @@ import warnings
 from decimal import Decimal
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
 from anndata import AnnData
+from anndata.io import write_elem
 from conftest import make_wells
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -634,3 +636,23 @@ def test_read_profiles_large_whole_numbers_that_one_file_lacks_stay_different(tm
     wells().assign(barcode=barcodes).to_parquet(tmp_path / "a.parquet")
     wells("P2").to_parquet(tmp_path / "b.parquet")
     assert read_profiles(tmp_path).obs["barcode"].dropna().tolist() == barcodes
+
+
+def test_read_profiles_dates_can_be_written(tmp_path):
+    wells().assign(imaged=pd.Timestamp("2024-05-06")).to_parquet(tmp_path / "p.parquet")
+    found = read_profiles(tmp_path / "p.parquet")
+    found.write_h5ad(tmp_path / "p.h5ad")
+    assert found.obs["imaged"].astype(str).str.startswith("2024-05-06").all()
+
+
+@pytest.mark.parametrize("path", [3, wells()], ids=["number", "table"])
+def test_read_profiles_path_of_another_type_raises(path):
+    with pytest.raises(TypeError, match="give the file"):
+        read_profiles(path)
+
+
+def test_read_profiles_hdf5_without_anndata_raises(tmp_path):
+    with h5py.File(tmp_path / "p.h5ad", "w") as file:
+        write_elem(file, "features", np.eye(3))
+    with pytest.raises(ValueError, match=r"p.h5ad is no AnnData"):
+        read_profiles(tmp_path / "p.h5ad")

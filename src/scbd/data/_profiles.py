@@ -8,6 +8,7 @@ import re
 import warnings
 import zipfile
 from collections import Counter
+from collections.abc import Iterable
 from itertools import accumulate, chain, combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -31,6 +32,7 @@ from scbd.data._formats import (
     walk_folders,
 )
 from scbd.data._hdf5_source import open_h5
+from scbd.data._storable import storable_column
 from scbd.data._tables import (
     Table,
     concat_tables,
@@ -342,7 +344,11 @@ def _list_files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
     ValueError
         If no path is given, or if a path is given twice.
     """
-    given = [local_path(one) for one in ([path] if isinstance(path, (str, os.PathLike)) else path)]
+    several = [path] if isinstance(path, (str, os.PathLike)) else path
+    if isinstance(several, pd.DataFrame) or not isinstance(several, Iterable):
+        msg = f"The path is a {type(path).__name__}: give the file, or a list of files, that hold features."
+        raise TypeError(msg)
+    given = list(map(local_path, several))
     if not given:
         msg = "There is no file to read: give at least one."
         raise ValueError(msg)
@@ -437,7 +443,11 @@ def _read_anndata_features(path: Path) -> tuple[Table, list[str]]:
         open_h5(path).close()  # a damaged file raises a clear error here
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(Observation|Variable) names are not unique")
-        cells = (anndata.read_zarr if path.is_dir() else anndata.read_h5ad)(path)
+        try:
+            cells = (anndata.read_zarr if path.is_dir() else anndata.read_h5ad)(path)
+        except TypeError as error:  # AnnData does not know other arrays of the file
+            msg = f"{path} is no AnnData ({error}): give a table, or write features with AnnData(X=…, obs=…)."
+            raise ValueError(msg) from error
     obs = cells.obs.rename(columns=str)
     if cells.X is None:
         msg = f"{path} has no X, which holds the features: write it with AnnData(X=features, obs=…)."
@@ -795,10 +805,11 @@ def _handle_missing(
 
 
 def _to_storable(obs: pd.DataFrame) -> pd.DataFrame:
-    """Convert text columns of a table to categories and its index to text, so that any file format can store them."""
-    text = [column for column in obs if obs[column].dtype.kind == "O"]
-    obs = obs.assign(**{column: obs[column].map(label_text, na_action="ignore").astype("category") for column in text})
-    return obs.set_axis(obs.index.astype(str))
+    """Convert columns of text, dates and similar to categories of text, and the index to text, as files require."""
+    text = {name: obs[name].map(label_text, na_action="ignore") for name in obs if obs[name].dtype.kind == "O"}
+    others = {name: storable_column(obs[name], name) for name in obs if name not in text}
+    columns = {name: values.astype("category") for name, values in text.items()} | others
+    return obs.assign(**columns).set_axis(obs.index.astype(str))
 
 
 def _join_table(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] | None, where: str) -> pd.DataFrame:

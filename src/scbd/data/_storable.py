@@ -64,7 +64,7 @@ def as_storable(table: pd.DataFrame, slot: str = "obs") -> pd.DataFrame:
     label = table.index.name
     if label is not None and (not isinstance(label, str) or label in names or stored_names([label])):
         table = table.rename_axis(index=None)
-    columns = {name: (values, _storable_column(values, f"{slot}[{name!r}]")) for name, values in table.items()}
+    columns = {name: (values, storable_column(values, f"{slot}[{name!r}]")) for name, values in table.items()}
     others = stored_names(names)
     if not others and all(held is values for values, held in columns.values()):
         return table
@@ -95,7 +95,7 @@ def stored_names(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _storable_column(values: pd.Series, where: str) -> pd.Series:
+def storable_column(values: pd.Series, where: str) -> pd.Series:
     """Convert a column of a table to a type that AnnData can write to a file.
 
     If the column has such a type already, the given object itself is returned.
