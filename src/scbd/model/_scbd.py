@@ -328,9 +328,10 @@ class SCBDModel(DecodeMixin, ImageModel):
             z_s, otherwise 0, as in the paper.
         **training
             Arguments of :meth:`train`, such as ``max_steps``. Some defaults differ: ``lr`` is 0.001. With frozen
-            encoders, ``batch_size`` is 128, or half the number of cells if there are fewer than 256, and batches are
-            drawn at random, without equal numbers of cells per perturbation. The default split is the one that the
-            encoders were trained with.
+            encoders, the length is 400 epochs for up to 20,000 training cells, and fewer epochs for more cells;
+            ``batch_size`` is 128, or half the number of cells if there are fewer than 256; and batches are drawn at
+            random, without equal numbers of cells per perturbation. The default split is the one that the encoders were
+            trained with.
 
         Raises
         ------
@@ -363,9 +364,10 @@ class SCBDModel(DecodeMixin, ImageModel):
             raise ValueError(msg)
         self._adata_or_attached(None)
         decoder = self.module.make_decoder(self._choose_likelihood(likelihood), width)
-        bound = inspect.signature(self.train).bind(**{"lr": _DECODER_LR} | training)
+        bound = inspect.signature(self.train).bind(**training)
         bound.apply_defaults()
-        settings = TrainSettings(**bound.arguments)
+        max_steps = self._training_defaults.get("max_steps") if joint else None
+        settings = TrainSettings(**bound.arguments).with_defaults(_DECODER_LR, max_steps)
         if not joint:
             n, p = settings.batch_size, training.get("perturbations_per_batch")
             # at most half of the rows form a batch, so that even a table of a few wells gives two batches
