@@ -230,6 +230,10 @@ class SCBDModel(DecodeMixin, ImageModel):
         if module_kwargs.get("positives") == "all":
             del module_kwargs["positives"]
         self.init_params_ = self._get_init_params(locals())
+        given = {**locals(), **module_kwargs}
+        # A subclass whose constructor has other arguments replaces init_params_, but not these attributes.
+        self._preset_name = preset
+        self._preset_settings = {name: value for name, value in self._preset.model.items() if given[name] == value}
         further = {**_PREPARATION, **_TRANSFORM, **_MODULE}
         known = [*keyword_names(SCBDModel.__init__), *further]
         check_constructor_arguments(type(self), module_kwargs, known)
@@ -239,6 +243,7 @@ class SCBDModel(DecodeMixin, ImageModel):
             raise ValueError(msg)
         self.traits = replace(self.traits, plan_kwargs={**self.traits.plan_kwargs, **PRESETS[preset].plan})
         encoder = self._encoder(encoder)
+        self._encoder_name = encoder_name(encoder)
         own = {name: further[name] for name in _PREPARATION}
         preprocess = self._make_preprocess(image_size=image_size, augment=augment, standardize_by=standardize_by, **own)
         transform = self._make_transform(encoder, further["whitening"], n_latent, further["whitening_kwargs"])
@@ -524,7 +529,7 @@ class SCBDModel(DecodeMixin, ImageModel):
 
     @property
     def _preset(self) -> Preset:
-        return PRESETS[self.init_params_["non_kwargs"].get("preset", "screen")]
+        return PRESETS[self._preset_name]
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
         """Give the module the codes of all registered labels before a run.
@@ -599,17 +604,14 @@ class SCBDModel(DecodeMixin, ImageModel):
         if module.auto_alpha is not None and self.is_trained_:
             alpha = f"auto, {float(module.current_alpha):.2g} in the end"
         matched = "single cells" if module.set_size == 1 else f"cells and sets of {module.set_size}"
-        encoder = encoder_name(self._encoder(self.init_params_["non_kwargs"]["encoder"]))
-        networks = f"{encoder} → r ({module.content.n_features}) → z ({module.content.n_latent})"
+        networks = f"{self._encoder_name} → r ({module.content.n_features}) → z ({module.content.n_latent})"
         preset = []
         if self._preset.model:
-            given = {**self.init_params_["non_kwargs"], **self.init_params_["kwargs"]["module_kwargs"]}
             own = [
                 f"{name}={value:.2g}" if isinstance(value, float) else f"{name}={value!r}"
-                for name, value in self._preset.model.items()
-                if given[name] == value
+                for name, value in self._preset_settings.items()
             ]
-            preset = [("preset", f"{given['preset']}: {', '.join(own)}")]
+            preset = [("preset", f"{self._preset_name}: {', '.join(own) or 'all of its settings are replaced'}")]
         return [
             *preset,
             ("blocks", f"{blocks}: {networks}, {describe_n_parameters(module)}"),
