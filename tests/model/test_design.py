@@ -137,6 +137,12 @@ def test_check_design_separate_columns_are_checked_one_by_one():
     assert ["(well)" in text for text in said(same, both, e_columns="side_by_side")] == [True]
 
 
+def test_check_design_column_with_one_value_advises_to_leave_it_out():
+    obs = pd.DataFrame({"gene": list("ab") * 20, "plate": "P1", "well": ["A1"] * 20 + ["A2"] * 20})
+    (found,) = said(obs, ["plate", "well"], e_columns="side_by_side")
+    assert "leave 'plate' out" in found and "confounded" not in found
+
+
 def test_check_design_quantity_as_environment_warns():
     gene, within = np.repeat([0, 1], 40), np.tile(np.arange(40.0), 2)
     obs = pd.DataFrame({"gene": gene.astype(str), "plate": (within % 2).astype(str)})
@@ -206,6 +212,8 @@ def test_control_given_as_number_is_matched():
         (SCBDModel, {"e_key": ["plate", "well"], "e_columns": "both"}, ValueError, "e_columns='both'"),
         (ERMModel, {"e_key": ["plate", "well"], "e_columns": "side_by_side"}, ValueError, "ERMModel"),
         (SCBDModel, {"e_key": []}, ValueError, "empty"),
+        (SCBDModel, {"e_key": ["well", "well"]}, ValueError, "e_key=.* names a column twice"),
+        (SCBDModel, {"y_key": ["gene", "gene"]}, ValueError, "y_key=.* names a column twice"),
         (SCBDModel, {"e_key": 3}, TypeError, "got 3"),
         (SCBDModel, {"e_key": "one"}, ValueError, "one"),
         (SCBDModel, {"control": "Gene_0"}, ValueError, "Did you mean 'gene_0'"),

@@ -15,6 +15,7 @@ from scipy import stats
 
 from scbd import SCBDModel
 from scbd.baselines import ERMModel, VAEModel
+from scbd.data import ArraySource
 from scbd.model._decoder_objective import DecoderObjective
 from scbd.model._environment_alignment import EnvironmentAlignment, LabelCodes
 from scbd.model._reference_cells import (
@@ -278,13 +279,37 @@ def test_select_reference_cells_new_well_follows_rules(y, wanted):
     """Beside a well that holds the same."""
     y, e = codes([*y, *GENES], [0] * len(y) + [1] * len(GENES))
     of_new_well = e == 0
-    found, controls = select_reference_cells(y, e, y == 0, np.full(40, 1 / 40), 0.95)
-    np.testing.assert_array_equal(controls, y == 0)
+    found = select_reference_cells(y, e, y == 0, np.full(40, 1 / 40), 0.95)
     assert found[e == 1].all()
     expected = {"all": of_new_well, "none": np.zeros(len(y), dtype=bool), "those trained on": (y >= 0) & (y < 40)}[
         wanted
     ]
     np.testing.assert_array_equal(found[of_new_well], expected[of_new_well])
+
+
+@pytest.mark.parametrize(
+    ("n_controls", "n_held_out", "enough"), [(4, 1, True), (3, 0, False), (8, 4, True), (4, 3, False)]
+)
+def test_fit_counts_held_out_controls(n_controls, n_held_out, enough, caplog):
+    """Each plate has three compounds of its own, or next to plates of the same genes, other genes."""
+    within = np.arange(60 + n_controls)
+    y, e = np.tile(np.where(within < 60, within % 3, 9), 6), np.repeat(np.arange(6), len(within))
+    y = np.where(y < 9, 3 * e + y, 18)
+    labels = LabelCodes(y, e[:, None], [[f"P{code}" for code in range(6)]], y == 18)
+    rows = np.flatnonzero(np.tile(within < len(within) - n_held_out, 6))
+    alignment = EnvironmentAlignment("auto", ["plate"])
+    alignment.fit(labels, rows, has_images=False)
+    assert alignment.kinds == ({"plate": "controls"} if enough else {})
+    assert ("not standardised by plate" in caplog.text and "P0, P1" in caplog.text) != enough
+    # a single plate with genes of its own, next to plates of the same genes
+    y = np.where(within < 60, within % 20, 99)
+    y = np.where((e == 0) & (np.tile(y, 6) < 99), 50 + np.tile(y, 6) % 3, np.tile(y, 6))
+    labels = labels._replace(y=y, controls=y == 99)
+    alignment = EnvironmentAlignment("auto", ["plate"])
+    alignment.fit(labels, rows, has_images=False)
+    assert alignment.kinds == {"plate": "cells"}
+    reference = alignment.draw_reference(labels, ArraySource(np.zeros((len(y), 1, 4, 4), np.float32)), rows)
+    assert (reference.controls is not None and reference.controls[reference.codes[:, 0] == 0].any()) == enough
 
 
 @pytest.mark.parametrize("by", ["controls", "cells"])
@@ -413,6 +438,10 @@ def test_embed_new_wells_without_reference_cells_logs_their_names(cells, model, 
     blind.obs = blind.obs.rename(columns={"well": "Well"})
     np.testing.assert_array_equal(found, model.get_latent_representation(blind, center=None))
     assert "obs has no 'well'" in caplog.text
+    caplog.clear()
+    new.obs.loc[new.obs_names[:7], "well"] = np.nan
+    model.get_latent_representation(new, center=None)
+    assert f"obs has no 'well' for 7 of {new.n_obs} cells" in caplog.text
 
 
 def test_embed_new_well_of_one_perturbation_is_not_standardised_with_all_cells(caplog):

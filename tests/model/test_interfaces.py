@@ -131,10 +131,11 @@ def test_forward_with_other_arguments_raises_before_training(forward, named):
         lambda losses: Losses(losses.loss.detach()),
         lambda losses: Losses(losses.loss, {"error": 1.0}),  # type: ignore[dict-item]
         lambda losses: Losses(losses.loss, losses.loss),
+        lambda losses: Losses(losses.loss, {"loss": losses.loss}),
         lambda losses: losses.loss,
         lambda losses: {"loss": losses.loss},
     ],
-    ids=["LossOutput", "two losses", "no gradient", "number", "no names", "Tensor", "dict"],
+    ids=["LossOutput", "two losses", "no gradient", "number", "no names", "part called loss", "Tensor", "dict"],
 )
 def test_forward_without_losses_raises_with_remedy(returned):
     def forward(self, inputs, y, e, *, ramp=1.0, generator=None):
@@ -144,6 +145,14 @@ def test_forward_without_losses_raises_with_remedy(returned):
     with pytest.raises(TypeError, match=r"PartialModule.forward returned .*: return scbd.model.Losses\(loss"):
         model.train(**QUICK)
     assert not model.is_trained
+
+
+def test_module_without_content_raises_before_training():
+    model = make_partial()
+    del model.module.content
+    with pytest.raises(AttributeError, match="PartialModule has no 'content': set it in the constructor"):
+        model.train(**QUICK)
+    assert not model.module.preprocess.fitted
 
 
 @pytest.mark.parametrize("forgets", ["init_params_", "module"])

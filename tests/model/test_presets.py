@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+from typing import Any
 
 import pytest
 from conftest import make_cells, make_wells
 from helpers.small_models import QUICK, assert_same, weights
 
 from scbd import SCBDModel
+from scbd.baselines import ERMModel
 from scbd.model._presets import PRESETS
 
 pytestmark = pytest.mark.filterwarnings("ignore:z_c has")
@@ -35,6 +38,40 @@ def test_preset_given_argument_overrides(cells):
     assert model.module.alpha == 192 and not model.module.include_self and model.module.preprocess.augment
     assert model.module.invariance == "listing"
     assert "paper: invariance='listing'" in repr(model) and "alpha=1" not in repr(model)
+
+
+def test_preset_all_settings_given_is_described(cells):
+    given: dict[str, Any] = {"standardize": True, "standardize_by": "auto", "augment": True, "n_latent": 4}
+    model = SCBDModel(cells, preset="domain_generalization", **given, style_target="e", smoothing=0)
+    assert "domain_generalization: all of its settings are replaced" in repr(model)
+
+
+class OwnArguments(SCBDModel):
+    """Model with a preset, whose constructor does not have the arguments of SCBDModel."""
+
+    def __init__(self, adata: Any = None, registry: Any = None, **kwargs: Any) -> None:
+        super().__init__(adata, registry=registry, preset="domain_generalization", **kwargs)
+        self.init_params_ = self._get_init_params(locals())
+
+
+class OwnERM(ERMModel):
+    """Classifier whose constructor has no encoder."""
+
+    def __init__(self, adata: Any = None, registry: Any = None) -> None:
+        super().__init__(adata, "small", registry)
+        self.init_params_ = self._get_init_params(locals())
+
+
+def test_preset_of_subclass_with_own_constructor_applies(cells, tmp_path):
+    OwnArguments.setup_anndata(cells, "gene", "well")
+    model = OwnArguments(cells, encoder="small")
+    assert model._training_defaults["batch_size"] == 1_024 and model._training_defaults["lr"] == 1e-3
+    assert "domain_generalization: standardize=False" in repr(model) and "small →" in repr(model)
+    model.train(**QUICK)
+    model.save(tmp_path / "model")
+    assert repr(OwnArguments.load(tmp_path / "model", cells)) == repr(model) == repr(copy.deepcopy(model))
+    OwnERM.setup_anndata(cells, "gene", "well")
+    assert OwnERM(cells)._training_defaults["max_steps"] == 300 and "network   small" in repr(OwnERM(cells))
 
 
 def test_preset_screen_equals_no_preset(cells):

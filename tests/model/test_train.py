@@ -295,6 +295,11 @@ def test_train_without_validation_writes_checkpoints(tmp_path):
         ({"validate_every": 0}, "validate_every"),
         ({"seed": -1}, "seed"),
         ({"lr": float("nan")}, "lr"),
+        ({"lr": 1e-2, "plan_kwargs": {"lr": 1e-5}}, "lr.* give one of them"),
+        ({"weight_decay": 0.1, "plan_kwargs": {"weight_decay": 0.01}}, "weight_decay.* give one of them"),
+        ({"plan_kwargs": 3}, "plan_kwargs.*dictionary"),
+        ({"log_every_n_steps": 0}, "log_every_n_steps"),
+        ({"accumulate_grad_batches": 0}, "accumulate_grad_batches"),
         ({"weight_decay": "0.1"}, "weight_decay"),
         ({"train_size": 1.5}, "train_size"),
         ({"split": "fold"}, "fold"),
@@ -386,15 +391,33 @@ def test_train_decoder_uses_own_defaults(monkeypatch):
     model, seen = make_model(), []
 
     def noted(objective, settings, *, contrastive):
-        seen.append((settings.lr, settings.batch_size, settings.perturbations_per_batch))
+        length = settings.max_steps, settings.max_epochs
+        seen.append((settings.plan["lr"], settings.batch_size, settings.perturbations_per_batch, *length))
         raise ZeroDivisionError
 
     monkeypatch.setattr(model, "_fit", noted)
     model.is_trained_ = True
-    for given in ({}, {"batch_size": None, "perturbations_per_batch": 4, "lr": 0.1}, {"joint": True}):
+    cases: list[dict[str, Any]] = [
+        {},
+        {"batch_size": None, "perturbations_per_batch": 4, "lr": 0.1},
+        {"joint": True},
+        {"joint": True, "max_epochs": 2, "plan_kwargs": {"lr": 0.2}},
+    ]
+    for given in cases:
         with pytest.raises(ZeroDivisionError):
             model.train_decoder(width=4, **given)
-    assert seen == [(1e-3, 48, None), (0.1, 48, 4), (1e-3, None, "auto")]  # of 96 cells two batches
+    assert seen == [
+        (1e-3, 48, None, None, None),  # of 96 cells two batches
+        (0.1, 48, 4, None, None),
+        (1e-3, None, "auto", 300, None),
+        (0.2, None, "auto", None, 2),
+    ]
+
+
+def test_train_lr_of_plan_kwargs_replaces_default():
+    model = make_model()
+    model.train(**{name: value for name, value in QUICK.items() if name != "lr"}, plan_kwargs={"lr": 1e-5})
+    assert model.training_settings_["lr"] == 1e-5
 
 
 # ---- beside Lightning and scvi-tools

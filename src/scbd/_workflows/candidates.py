@@ -17,7 +17,7 @@ import pandas as pd
 from scbd._shared.linear_maps import column_means
 from scbd.corrections._standardize import standardize_by_environment
 from scbd.corrections._whitening import sphering, wccn
-from scbd.model._reference_cells import choose_reference_kind
+from scbd.model._reference_cells import choose_reference_kind, in_environments_with_controls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,11 +113,13 @@ def choose_reference_cells(labels: CellLabels, standardize_by: StandardizeBy = "
     The chosen column of environments and its reference cells; `None` if no column of environments can be standardised.
     """
     train, y = labels.is_train, pd.factorize(labels.y)[0]
-    controls = labels.is_control[train] if labels.is_control.any() else None
+    has_controls = labels.is_control.any()
+    controls = labels.is_control[train] if has_controls else None
     for column, names in sorted(labels.environments.items(), key=lambda item: -len(pd.unique(item[1]))):
         codes = pd.factorize(names)[0]
+        enough = in_environments_with_controls(codes, labels.is_control, train)[train] if has_controls else None
         kind = standardize_by if standardize_by in ("controls", "cells") else None
-        kind = kind or choose_reference_kind("auto", y[train], pd.factorize(codes[train])[0], controls)[1]
+        kind = kind or choose_reference_kind("auto", y[train], pd.factorize(codes[train])[0], controls, enough)[1]
         if kind is None:
             continue
         chosen = labels.is_control if kind == "controls" else np.ones(len(codes), dtype=bool)

@@ -25,7 +25,7 @@ from scbd.baselines._batches import (
     SingleEnvironmentBatches,
     SingleEnvironmentSampler,
 )
-from scbd.model._base import ImageModel
+from scbd.model._base import ImageModel, encoder_name
 from scbd.model._interfaces import EmbeddingModule, Losses
 from scbd.model._plan import TrainingPlan
 from scbd.nn._distributed import gather_rows
@@ -180,6 +180,7 @@ class ClassifierModel(ImageModel):
     def _set_up(self, encoder: str | nn.Module, preprocess: dict[str, Any], **objective: Any) -> None:
         """Make the network from the encoder, the settings of the preprocessing and the settings of the loss."""
         encoder = self._encoder(encoder)
+        self._encoder_name = encoder_name(encoder)
         settings: dict[str, Any] = {"standardize_by": "auto", "augment": True} | preprocess
         whitening, how = settings.pop("whitening", "auto"), settings.pop("whitening_kwargs", None)
         norm = settings.pop("norm", "batch")

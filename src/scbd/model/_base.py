@@ -320,7 +320,7 @@ class ImageModel(TrainMixin):
     def _summary_lines(self) -> list[tuple[str, str]]:
         """Return the lines of ``print(model)`` on the network and the settings, as pairs of name and text."""
         settings = dict(self.init_params_["non_kwargs"])
-        network = encoder_name(self._encoder(settings.pop("encoder", "convolutions")))
+        network = encoder_name(self._encoder(settings.pop("encoder", self._encoder_name or "convolutions")))
         lines = [("network", f"{network}, {describe_n_parameters(self.module)}")]
         if settings:
             lines.append(("settings", ", ".join(f"{name}={value!r}" for name, value in settings.items())))

@@ -89,10 +89,14 @@ class ExperimentalDesign(NamedTuple):
         KeyError
             If a column is missing.
         ValueError
-            If a cell has no value in one of the columns, if a column is both in ``y_key`` and in ``e_key``, or if no
-            cell has a label of ``control``.
+            If a cell has no value in one of the columns, if a column is named twice or both in ``y_key`` and in
+            ``e_key``, or if no cell has a label of ``control``.
         """
         y_columns, columns = as_columns(y_key), as_columns(e_key)
+        for name, named in (("y_key", y_columns), ("e_key", columns)):
+            if len(set(named)) < len(named):
+                msg = f"{name}={list(named)} names a column twice: name each column once."
+                raise ValueError(msg)
         both = [column for column in y_columns if column in columns]
         if both:
             msg = (
@@ -125,9 +129,9 @@ def check_design(design: ExperimentalDesign) -> None:
     -----
     UserWarning
         If the column of the perturbation or of an environment holds a quantity, such as a concentration, in place of
-        labels; if the perturbation is confounded with an environment; if labels differ only in spaces or in upper and
-        lower case, or from a control only in punctuation; or if a label that is not a control is spelt like a missing
-        value, such as ``"NA"``.
+        labels; if the perturbation is confounded with an environment; if a column of environments has a single value;
+        if labels differ only in spaces or in upper and lower case, or from a control only in punctuation; or if a label
+        that is not a control is spelt like a missing value, such as ``"NA"``.
     """
     _warn_if_quantity(design.y, f"y_key={design.y.name!r} makes a perturbation")
     warn_if_labels_are_similar(design.y.cat.categories, str(design.y.name), "perturbations", design.controls)
@@ -340,12 +344,15 @@ def _warn_if_quantity(labels: pd.Series, what: str, instead: str = "put a quanti
 
 
 def _warn_if_confounded(y: pd.Series, e: pd.Series, name: str, controls: Sequence[str]) -> None:
-    """Warn if perturbation y and environment e are confounded.
+    """Warn if perturbation y and environment e are confounded, or if all cells have the same environment.
 
     If a difference between environments cannot be estimated within perturbations, no method can separate it from the
     differences between perturbations: either removing e from z_c removes y as well, or both remain in z_c.
     """
     n_y, n_e = len(y.cat.categories), len(e.cat.categories)
+    if n_e == 1:
+        warn_user(f"All cells have the same value in {name!r} of e_key, which has no effect: leave {name!r} out.")
+        return
     of_y, of_e = np.divmod(np.unique(_codes(y) * n_e + _codes(e)), n_e)
     alone_y, alone_e = (np.count_nonzero(np.bincount(codes) == 1) for codes in (of_y, of_e))
     share = resolvable_fraction(_codes(y), _codes(e))

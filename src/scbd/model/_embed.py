@@ -18,6 +18,7 @@ from torch import nn
 from scbd._shared.checks import check_choice, count_or_default, join_first
 from scbd._shared.files import local_path, write_atomically
 from scbd._shared.keys import E_REGISTRY, Y_REGISTRY
+from scbd._shared.labels import get_obs_column
 from scbd._shared.memory import keep_freed_memory
 from scbd._shared.messages import warn_user
 from scbd._shared.progress import progress_bar
@@ -588,7 +589,7 @@ class EmbedMixin(SetupMixin):
         """Return the effects of the environments of the cells of a table on their inputs and, optionally, on z_c.
 
         The result is `None` if the model does not standardise inputs per environment. A warning names environment
-        columns that the table lacks, since they may be misspelt.
+        columns that the table lacks, since they may be misspelt, or that lack values.
 
         Parameters
         ----------
@@ -601,10 +602,12 @@ class EmbedMixin(SetupMixin):
         """
         if self.module.preprocess.environments is None or not self.alignment_.kinds:
             return None
-        absent = [column for column in self._registered(E_REGISTRY)["columns"] if column not in adata.obs]
-        if absent:
-            names = " and no ".join(map(repr, absent))
-            logger.warning("obs has no %s: inputs are standardised over all training cells alone.", names)
+        n, obs = adata.n_obs, adata.obs
+        for column in self._registered(E_REGISTRY)["columns"]:
+            n_missing = int(get_obs_column(obs, column).isna().sum()) if column in obs else n
+            if n_missing:
+                message = "obs has no %r for %d of %d cells: they are standardised over all training cells alone."
+                logger.warning(message, column, n_missing, n)
         offsets = self.results_.offsets if with_offsets else None
         return self.alignment_.estimate_corrections(self.module, module, self._label_codes(adata), source, offsets)
 

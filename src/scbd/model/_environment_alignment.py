@@ -18,11 +18,13 @@ import torch
 
 from scbd._shared.checks import inflect, join_first
 from scbd.model._reference_cells import (
+    MIN_CONTROLS_PER_ENVIRONMENT,
     ReferenceKind,
     StandardizeBy,
     choose_reference_kind,
     draw_reference_cells,
     frequencies,
+    in_environments_with_controls,
     median_overlap,
     select_reference_cells,
 )
@@ -119,11 +121,18 @@ class EnvironmentAlignment:
             return
         y, controls = labels.y[rows], None if labels.controls is None else labels.controls[rows]
         self.label_frequencies = frequencies(y)
-        for name, e in zip(self.columns, labels.e[rows].T, strict=True):
-            kind, alternative = choose_reference_kind(self.standardize_by, y, e, controls)
+        for column, name in enumerate(self.columns):
+            e, have = labels.e[rows, column], None
+            if labels.controls is not None:
+                have = in_environments_with_controls(labels.e[:, column], labels.controls, rows)[rows]
+            kind, alternative = choose_reference_kind(self.standardize_by, y, e, controls, have)
             is_dominated = frequencies(e).max() > _MAX_FRACTION_IN_ONE_ENVIRONMENT
             if self.standardize_by == "auto" and has_images and controls is None and is_dominated:
                 kind = alternative = None
+            if self.standardize_by == "auto" and kind is None and have is not None:
+                names = join_first(labels.environments[column][code] for code in np.unique(e[~have]))
+                message = "Inputs are not standardised by %s, since some environments have fewer than %d controls (%s)."
+                logger.warning(message, name, MIN_CONTROLS_PER_ENVIRONMENT, names)
             if kind is not None:
                 self.kinds[name] = kind
             if alternative is not None:
@@ -163,8 +172,10 @@ class EnvironmentAlignment:
             elif kinds.get(name) == "cells" and self.standardize_by == "cells":
                 used[usable, column] = True
             elif kinds.get(name) == "cells":
-                used[usable, column], replacing[usable, column] = select_reference_cells(
-                    labels.y[usable], e[usable], controls[usable], self.label_frequencies, self.overlaps[name]
+                enough = controls & in_environments_with_controls(e, controls, usable)
+                replacing[usable, column] = enough[usable]
+                used[usable, column] = select_reference_cells(
+                    labels.y[usable], e[usable], enough[usable], self.label_frequencies, self.overlaps[name]
                 )
         return draw_reference_cells(source, rows, labels.e, used, replacing if replacing.any() else None)
 

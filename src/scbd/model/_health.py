@@ -110,7 +110,7 @@ def measure_health(
     elif kept < _MIN_VALIDATION_RATIO:
         # images can be flipped and rotated at random, features cannot
         can_augment = getattr(module.preprocess, "augment", True) is False
-        augment = ", and so does SCBDModel(adata, augment=True) where orientation means nothing" * can_augment
+        augment = ", and so does augment=True where orientation means nothing" * can_augment
         warning = (
             f"z_c has overfitted the training cells: validation cells have {kept:.0%} of the supervised information of "
             f"training cells{', although perturbation means differ' * tells}. Evaluate new cells only. More cells "
@@ -199,8 +199,8 @@ def advice_on_collapse(module: SCBDModule, of_invariance: float) -> str:
         alpha = float(module.current_alpha)
         other = "0" if module.auto_alpha is not None else f"{alpha / 10:g}"
         return (
-            f"Invariance was up to {of_invariance:.0%} of the objective, so alpha ({alpha:g}) may be too high: "
-            f"SCBDModel(adata, alpha={other})."
+            f"Invariance was up to {of_invariance:.0%} of the objective, so alpha ({alpha:g}) may be too high: make "
+            f"the model with alpha={other}, and with its other arguments unchanged."
         )
     controls = "" if module.controls is not None else " Name controls, if there are some (control=… in setup_anndata)."
     return f"Train on: model.train().{controls}"

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from scbd._shared.checks import check_count, check_number
 from scbd.model._health import collapse_measures
-from scbd.model._interfaces import Losses
+from scbd.model._interfaces import EmbeddingModule, Losses
 from scbd.nn._distributed import broadcast_buffers, gather_rows
 from scbd.nn._encoders import Encoder
 
@@ -214,7 +214,7 @@ class TrainingPlan(L.LightningModule):
         check_number("lr", lr)
         check_number("weight_decay", weight_decay)
         check_count("n_steps_alpha_warmup", n_steps_alpha_warmup, 0)
-        check_forward(module)
+        check_module(module)
         self.module = module
         # The linear layer of the classifier is a submodule, so that it is moved to the device and saved with this plan.
         self.head = None if head is None else head.linear
@@ -353,15 +353,15 @@ class TrainingPlan(L.LightningModule):
                 "scbd.model.Losses(loss, {'name': part}), the loss to minimise and the numbers to log with it."
             )
             raise TypeError(msg)
-        is_named = isinstance(losses.parts, Mapping)
+        is_named = isinstance(losses.parts, Mapping) and "loss" not in losses.parts
         for name, value in {"loss": losses.loss, **(losses.parts if is_named else {})}.items():
             learned = name != "loss" or not torch.is_grad_enabled() or getattr(value, "requires_grad", False)
             if not (is_named and isinstance(value, Tensor) and value.numel() == 1 and learned):
                 name = name if is_named else "parts"
                 msg = (
                     f"{type(self.module).__name__}.forward returned Losses with an unsuitable {name}: return "
-                    "scbd.model.Losses(loss, {'name': part}), each a tensor with a single number, and loss with a "
-                    "gradient."
+                    "scbd.model.Losses(loss, {'name': part}), each a tensor with a single number, loss with a "
+                    "gradient, and no part with the name 'loss'."
                 )
                 raise TypeError(msg)
         return losses
@@ -404,11 +404,18 @@ class TrainingPlan(L.LightningModule):
             )
 
 
-def check_forward(module: Objective) -> None:
-    """Raise ``TypeError`` unless ``forward`` of a module accepts the arguments with which the training plan calls it.
+def check_module(module: Objective) -> None:
+    """Raise an error if a module lacks the network of z_c, or if its ``forward`` lacks an argument.
 
-    The arguments are ``inputs``, ``y`` and ``e`` in validation. In training, ``ramp`` and ``generator`` are added.
+    The training plan calls ``forward`` with ``inputs``, ``y`` and ``e`` in validation. In training, ``ramp`` and
+    ``generator`` are added.
     """
+    if isinstance(module, EmbeddingModule) and not hasattr(module, "content"):
+        msg = (
+            f"{type(module).__name__} has no 'content': set it in the constructor, after super().__init__(preprocess), "
+            "to the network of z_c: self.content = scbd.nn.Encoder(…)."
+        )
+        raise AttributeError(msg)
     signature, batch = inspect.signature(module.forward), ("inputs", "y", "e")
     try:
         for given in (batch, (*batch, "ramp", "generator")):

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 ReferenceKind = Literal["controls", "cells"]
 StandardizeBy = Literal["auto", ReferenceKind] | None
 
-# _MIN_CONTROLS_PER_ENVIRONMENT is the minimum number of controls with which an environment is standardised by its
-# controls. _MIN_FRACTION_WITH_CONTROLS is the minimum fraction of the cells that must lie in environments with this
-# number of controls for standardize_by="auto" to choose controls as reference cells.
-_MIN_CONTROLS_PER_ENVIRONMENT, _MIN_FRACTION_WITH_CONTROLS = 4, 0.9
+# MIN_CONTROLS_PER_ENVIRONMENT is the minimum number of controls with which an environment is standardised by its
+# controls. Training may use fewer of them, because some are held out, but at least _MIN_USABLE_CONTROLS.
+# _MIN_FRACTION_WITH_CONTROLS is the minimum fraction of the cells that must lie in environments with enough controls
+# for standardize_by="auto" to choose controls as reference cells.
+MIN_CONTROLS_PER_ENVIRONMENT, _MIN_USABLE_CONTROLS, _MIN_FRACTION_WITH_CONTROLS = 4, 2, 0.9
 # maximum distance (see frequency_distance) between the perturbation frequencies of an environment and those of all
 # cells; above it, the mean over all cells of the environment would contain effects of its perturbations
 _MAX_FREQUENCY_DISTANCE = 0.05
@@ -48,7 +49,11 @@ _CELLS_PER_READ = 512
 
 
 def choose_reference_kind(
-    asked: StandardizeBy, y: np.ndarray, e: np.ndarray, controls: np.ndarray | None
+    asked: StandardizeBy,
+    y: np.ndarray,
+    e: np.ndarray,
+    controls: np.ndarray | None,
+    have_controls: np.ndarray | None = None,
 ) -> tuple[ReferenceKind | None, ReferenceKind | None]:
     """Choose the kind of reference cells for the environments of one column: controls, all cells, or no cells.
 
@@ -72,6 +77,9 @@ def choose_reference_kind(
         Codes of perturbation and environment of the training cells, ``(N,)``.
     controls
         Mask of the controls among the training cells, boolean ``(N,)``; `None` if controls were not named.
+    have_controls
+        Mask of the training cells in environments with enough controls, see :func:`in_environments_with_controls`. By
+        default, the controls among the training cells are counted.
 
     Returns
     -------
@@ -84,11 +92,9 @@ def choose_reference_kind(
         If the requested choice removes effects of perturbations along with those of environments, or if many
         environments have too few controls.
     """
-    have = (
-        0.0
-        if controls is None
-        else float((np.bincount(e[controls], minlength=e.max() + 1)[e] >= _MIN_CONTROLS_PER_ENVIRONMENT).mean())
-    )
+    if have_controls is None and controls is not None:
+        have_controls = in_environments_with_controls(e, controls)
+    have = 0.0 if have_controls is None else float(have_controls.mean())
     unlike = frequency_distance(y, e, frequencies(y))[e]
     if asked == "auto":
         all_cells: ReferenceKind | None = "cells" if np.median(unlike) < _MAX_FREQUENCY_DISTANCE else None
@@ -100,7 +106,7 @@ def choose_reference_kind(
     if asked == "controls" and have < _MIN_FRACTION_WITH_CONTROLS:
         warn_user(
             f"standardize_by='controls': {1 - have:.0%} of the training cells lie in environments with fewer than "
-            f"{_MIN_CONTROLS_PER_ENVIRONMENT} controls, which say little of them: name more controls, or use a coarser "
+            f"{MIN_CONTROLS_PER_ENVIRONMENT} controls, which say little of them: name more controls, or use a coarser "
             "e_key."
         )
     if asked == "cells" and unlike.mean() >= _MAX_FREQUENCY_DISTANCE:
@@ -109,6 +115,28 @@ def choose_reference_kind(
             "inputs with what environments do. Use 'auto', which would not, or a coarser e_key."
         )
     return asked, asked
+
+
+def in_environments_with_controls(
+    e: np.ndarray, controls: np.ndarray, rows: np.ndarray | slice = slice(None)
+) -> np.ndarray:
+    """Return a mask of the cells in environments with at least four controls, two of which can be used for training.
+
+    Parameters
+    ----------
+    e, controls
+        Code of the environment (-1 if missing) of each cell of a table, and mask of the controls, ``(N,)``.
+    rows
+        Rows of the cells that can be used, such as the training cells. Default: all cells.
+    """
+    usable = np.zeros(len(e), dtype=bool)
+    usable[rows] = True
+    # the last number, at index -1, is 0
+    n_all, n_usable = (
+        np.bincount(e[chosen & (e >= 0)], minlength=int(e.max(initial=-1)) + 2)[e]
+        for chosen in (controls, controls & usable)
+    )
+    return (n_all >= MIN_CONTROLS_PER_ENVIRONMENT) & (n_usable >= _MIN_USABLE_CONTROLS)
 
 
 def frequency_distance(y: np.ndarray, e: np.ndarray, shares: np.ndarray) -> np.ndarray:
@@ -213,7 +241,7 @@ def frequencies(codes: np.ndarray) -> np.ndarray:
 
 def select_reference_cells(
     y: np.ndarray, e: np.ndarray, controls: np.ndarray, shares: np.ndarray, same: float
-) -> tuple[np.ndarray, np.ndarray]:
+) -> np.ndarray:
     """Select the reference cells of each environment, for a model that uses all cells as reference cells by default.
 
     A single environment may contain other perturbations than the training cells, so that the mean of all of its cells
@@ -230,7 +258,8 @@ def select_reference_cells(
     Parameters
     ----------
     y, e, controls
-        Code of the perturbation (-1 if missing), code of the environment, and mask of the controls, ``(N,)``.
+        Code of the perturbation (-1 if missing), code of the environment, and mask of the controls that lie in
+        environments with enough controls (see :func:`in_environments_with_controls`), ``(N,)``.
     shares
         Frequency of each perturbation among the training cells.
     same
@@ -239,10 +268,9 @@ def select_reference_cells(
 
     Returns
     -------
-    Two masks, boolean ``(N,)``. The first marks the reference cells according to rules 1 and 3. The second marks all
-    controls in environments with at least four controls. Rule 2 applies to environments without cells in the first
-    mask: the environment is standardised such that its controls get the mean and standard deviation that the controls
-    of other environments have after standardisation. The controls of other environments are therefore marked, too.
+    Mask of the reference cells according to rules 1 and 3, boolean ``(N,)``. Rule 2 applies to environments without
+    cells in this mask: the environment is standardised such that its controls get the mean and standard deviation that
+    the controls of other environments have after standardisation.
     """
     n_e = int(e.max(initial=-1)) + 1
     n_cells = np.bincount(e)
@@ -263,13 +291,12 @@ def select_reference_cells(
         & ~few(known)
     )
     by_all = few(labelled) | (of_each(frequency_distance, labelled) < _MAX_FREQUENCY_DISTANCE)
-    controls = controls & (np.bincount(e[controls], minlength=n_e) >= _MIN_CONTROLS_PER_ENVIRONMENT)[e]
     have = np.bincount(e[controls], minlength=n_e) > 0
     if same >= _MIN_OVERLAP:
         by_all &= ~have
     else:
         alike[:] = False
-    return np.where(alike[e], known, by_all[e]), controls
+    return np.where(alike[e], known, by_all[e])
 
 
 def draw_reference_cells(

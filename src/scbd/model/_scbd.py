@@ -230,6 +230,10 @@ class SCBDModel(DecodeMixin, ImageModel):
         if module_kwargs.get("positives") == "all":
             del module_kwargs["positives"]
         self.init_params_ = self._get_init_params(locals())
+        given = {**locals(), **module_kwargs}
+        # A subclass whose constructor has other arguments replaces init_params_, but not these attributes.
+        self._preset_name = preset
+        self._preset_settings = {name: value for name, value in self._preset.model.items() if given[name] == value}
         further = {**_PREPARATION, **_TRANSFORM, **_MODULE}
         known = [*keyword_names(SCBDModel.__init__), *further]
         check_constructor_arguments(type(self), module_kwargs, known)
@@ -239,6 +243,7 @@ class SCBDModel(DecodeMixin, ImageModel):
             raise ValueError(msg)
         self.traits = replace(self.traits, plan_kwargs={**self.traits.plan_kwargs, **PRESETS[preset].plan})
         encoder = self._encoder(encoder)
+        self._encoder_name = encoder_name(encoder)
         own = {name: further[name] for name in _PREPARATION}
         preprocess = self._make_preprocess(image_size=image_size, augment=augment, standardize_by=standardize_by, **own)
         transform = self._make_transform(encoder, further["whitening"], n_latent, further["whitening_kwargs"])
@@ -328,9 +333,10 @@ class SCBDModel(DecodeMixin, ImageModel):
             z_s, otherwise 0, as in the paper.
         **training
             Arguments of :meth:`train`, such as ``max_steps``. Some defaults differ: ``lr`` is 0.001. With frozen
-            encoders, ``batch_size`` is 128, or half the number of cells if there are fewer than 256, and batches are
-            drawn at random, without equal numbers of cells per perturbation. The default split is the one that the
-            encoders were trained with.
+            encoders, the length is 400 epochs for up to 20,000 training cells, and fewer epochs for more cells;
+            ``batch_size`` is 128, or half the number of cells if there are fewer than 256; and batches are drawn at
+            random, without equal numbers of cells per perturbation. The default split is the one that the encoders were
+            trained with.
 
         Raises
         ------
@@ -363,9 +369,10 @@ class SCBDModel(DecodeMixin, ImageModel):
             raise ValueError(msg)
         self._adata_or_attached(None)
         decoder = self.module.make_decoder(self._choose_likelihood(likelihood), width)
-        bound = inspect.signature(self.train).bind(**{"lr": _DECODER_LR} | training)
+        bound = inspect.signature(self.train).bind(**training)
         bound.apply_defaults()
-        settings = TrainSettings(**bound.arguments)
+        max_steps = self._training_defaults.get("max_steps") if joint else None
+        settings = TrainSettings(**bound.arguments).with_defaults(_DECODER_LR, max_steps)
         if not joint:
             n, p = settings.batch_size, training.get("perturbations_per_batch")
             # at most half of the rows form a batch, so that even a table of a few wells gives two batches
@@ -522,7 +529,7 @@ class SCBDModel(DecodeMixin, ImageModel):
 
     @property
     def _preset(self) -> Preset:
-        return PRESETS[self.init_params_["non_kwargs"].get("preset", "screen")]
+        return PRESETS[self._preset_name]
 
     def _before_training(self, y: np.ndarray, e: np.ndarray) -> None:
         """Give the module the codes of all registered labels before a run.
@@ -597,17 +604,14 @@ class SCBDModel(DecodeMixin, ImageModel):
         if module.auto_alpha is not None and self.is_trained_:
             alpha = f"auto, {float(module.current_alpha):.2g} in the end"
         matched = "single cells" if module.set_size == 1 else f"cells and sets of {module.set_size}"
-        encoder = encoder_name(self._encoder(self.init_params_["non_kwargs"]["encoder"]))
-        networks = f"{encoder} → r ({module.content.n_features}) → z ({module.content.n_latent})"
+        networks = f"{self._encoder_name} → r ({module.content.n_features}) → z ({module.content.n_latent})"
         preset = []
         if self._preset.model:
-            given = {**self.init_params_["non_kwargs"], **self.init_params_["kwargs"]["module_kwargs"]}
             own = [
                 f"{name}={value:.2g}" if isinstance(value, float) else f"{name}={value!r}"
-                for name, value in self._preset.model.items()
-                if given[name] == value
+                for name, value in self._preset_settings.items()
             ]
-            preset = [("preset", f"{given['preset']}: {', '.join(own)}")]
+            preset = [("preset", f"{self._preset_name}: {', '.join(own) or 'all of its settings are replaced'}")]
         return [
             *preset,
             ("blocks", f"{blocks}: {networks}, {describe_n_parameters(module)}"),

@@ -80,6 +80,8 @@ logger = logging.getLogger(__name__)
 # default learning rate for images with an encoder other than "small"; the defaults for the encoder "small" and for
 # features are in _setup.py
 _DEFAULT_LR = 1e-4
+# default weight decay of AdamW
+_DEFAULT_WEIGHT_DECAY = 0.01
 # values of Lightning's argument precision with which the weights are kept in float32
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 # Types of the settings that are saved in a checkpoint, and compared with the new settings when a run is resumed.
@@ -128,6 +130,17 @@ class TrainSettings(SimpleNamespace):
         if self.max_steps is not None and self.max_epochs is not None:
             msg = "Give max_steps or max_epochs, not both."
             raise ValueError(msg)
+        for name in ("log_every_n_steps", "accumulate_grad_batches"):
+            if self.trainer_kwargs.get(name) is not None:
+                check_count(name, self.trainer_kwargs[name])
+        for name in ("plan_kwargs", "batch_kwargs"):
+            if not isinstance(getattr(self, name) or {}, Mapping):
+                msg = f"{name}={getattr(self, name)!r}: give a dictionary of arguments."
+                raise TypeError(msg)
+        for name, default in (("lr", None), ("weight_decay", _DEFAULT_WEIGHT_DECAY)):
+            if name in (self.plan_kwargs or {}) and getattr(self, name) != default:
+                msg = f"{name} is an argument of train and in plan_kwargs: give one of them."
+                raise ValueError(msg)
         check_choice("precision", self.precision, Precision)
         if self.resume and not self.checkpoint_dir:
             msg = "resume=True needs the checkpoint_dir of the run to resume."
@@ -136,6 +149,12 @@ class TrainSettings(SimpleNamespace):
     def replace(self, **changes: Any) -> TrainSettings:
         """Return equal settings, except for the given changes."""
         return TrainSettings(**vars(self) | changes)
+
+    def with_defaults(self, lr: float | None, max_steps: int | None) -> TrainSettings:
+        """Return equal settings, with the given learning rate and number of steps if the user has given none."""
+        has_lr = self.lr is not None or "lr" in (self.plan_kwargs or {})
+        has_length = self.max_steps is not None or self.max_epochs is not None
+        return self.replace(lr=self.lr if has_lr else lr, max_steps=self.max_steps if has_length else max_steps)
 
     @property
     def folder(self) -> Path | None:
@@ -227,7 +246,7 @@ class TrainMixin(EmbedMixin):
         max_steps: int | None = None,
         max_epochs: int | None = None,
         lr: float | None = None,
-        weight_decay: float = 0.01,
+        weight_decay: float = _DEFAULT_WEIGHT_DECAY,
         batch_size: int | None = None,
         perturbations_per_batch: int | str | None = "auto",
         split: str | Split | None = None,
@@ -361,12 +380,9 @@ class TrainMixin(EmbedMixin):
         given = dict(locals())
         del given["self"]
         # The method _make_data sets the defaults of the batch size and the split, which depend on the cells.
-        defaults = self._training_defaults
-        if lr is None:
-            given["lr"] = defaults.get("lr")
-        if max_steps is None and max_epochs is None:
-            given["max_steps"] = defaults.get("max_steps")
-        self._store_run(self._fit(self.module, TrainSettings(**given)))
+        settings, defaults = TrainSettings(**given), self._training_defaults
+        settings = settings.with_defaults(defaults.get("lr"), defaults.get("max_steps"))
+        self._store_run(self._fit(self.module, settings))
 
     def _fit(self, objective: Objective, settings: TrainSettings, *, contrastive: bool = True) -> TrainingRun:
         """Check the settings of a training run, prepare its data and module, and train.
@@ -465,10 +481,6 @@ class TrainMixin(EmbedMixin):
         """
         traits, of_train = self.traits, keyword_names(type(self).train)
         instead = {name: f"give it to train itself, train({name}=…)." for name in (*TRAINER_ARGUMENTS, *of_train)}
-        for name in ("plan_kwargs", "batch_kwargs"):
-            if not isinstance(getattr(settings, name) or {}, Mapping):
-                msg = f"{name}={getattr(settings, name)!r}: give a dictionary of arguments."
-                raise TypeError(msg)
         known = [name for name in constructor_names(traits.plan) if name not in _RESERVED_PLAN_ARGUMENTS]
         check_argument_names(settings.plan_kwargs or (), known, "plan_kwargs", instead | REPLACEMENTS["plan_kwargs"])
         own = (*_RESERVED_BATCH_ARGUMENTS, *of_train, *traits.batch_kwargs)
