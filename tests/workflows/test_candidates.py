@@ -105,6 +105,22 @@ def test_choose_reference_cells_nested_labels_returns_controls_or_none():
     assert choose_reference_cells(replace(nested, y=well.astype(str), is_control=np.zeros(n, dtype=bool))) is None
 
 
+def test_choose_reference_cells_counts_held_out_controls():
+    """Four controls per plate are enough, as for the model, also if one of them is held out."""
+    plate = np.repeat(np.arange(6), 30)
+    is_control = np.tile(np.arange(30) < 4, 6)
+    labels = CellLabels(
+        y_name="compound",
+        y=np.where(is_control, "DMSO", plate.astype(str)),
+        environments={"plate": plate.astype(str)},
+        is_train=np.tile(np.arange(30) != 3, 6),
+        is_control=is_control,
+    )
+    found = choose_reference_cells(labels)
+    assert found is not None and found[:2] == ("plate", "controls")
+    assert choose_reference_cells(replace(labels, is_control=np.tile(np.arange(30) < 3, 6))) is None
+
+
 def test_standardize_over_training_cells_constant_feature_is_zero():
     rng = np.random.default_rng(0)
     x = np.column_stack([5 + 3 * rng.normal(size=200), np.full(200, 7.0)])
