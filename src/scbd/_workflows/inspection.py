@@ -19,9 +19,9 @@ from scbd._shared.checks import format_count, join_first
 from scbd._shared.keys import IMAGE_KEY
 from scbd._shared.labels import find_likely_controls, label_text, normalise_name
 from scbd.data._formats import FEATURE_PREFIXES, SOURCE_COLUMN, DataKind, detect_kind, image_columns
+from scbd.data._plates_and_wells import find_position_columns
 from scbd.data._profiles import (
     Missing,
-    find_position_columns,
     propose_features,
     read_profiles,
     read_table_of_features,

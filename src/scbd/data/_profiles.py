@@ -7,11 +7,10 @@ import os
 import re
 import warnings
 import zipfile
-from collections import Counter
 from collections.abc import Iterable
-from itertools import accumulate, chain, combinations
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -32,6 +31,13 @@ from scbd.data._formats import (
     walk_folders,
 )
 from scbd.data._hdf5_source import open_h5
+from scbd.data._plates_and_wells import (
+    check_rows_distinct,
+    find_position_columns,
+    join_table,
+    plain_name,
+    plates_of_rows,
+)
 from scbd.data._storable import storable_column
 from scbd.data._tables import (
     Table,
@@ -55,28 +61,16 @@ logger = logging.getLogger(__name__)
 
 Missing: TypeAlias = Literal["drop", "median", "keep"]
 
-# Pattern of the prefixes, such as "Metadata_", that names of plate, well and site columns may have. The prefix "foci_"
-# stands for the barcode spots of pooled screens.
-_COLUMN_PREFIX = r"^(image_)?(metadata_)?(foci_)?"
 # pattern of the names of numeric columns that are not measurements: positions, identifiers and parents of objects
 _NOT_A_MEASUREMENT = re.compile(
     r"(^|_)(location|center|centroid|boundingbox(max|min)imum|bbox|bounds|parent|children|barcodes?|\w*(image|object)_?number|fov"
     r"|tile|id|index)(_|$)|(^|_)[ijxyz](_\d+)?$|^(cell|nucleus|nuclei|object|label)s?(_\d+)?$|^q_",
     re.IGNORECASE,
 )
-# pattern of the names of numeric columns that label rows, in lower case and without the prefixes in _COLUMN_PREFIX
+# pattern of the names of numeric columns that label rows, in the form that plain_name returns
 _LABEL = re.compile(
     r"(dose|conc(entration)?|time(point)?|batch|fold|split|week|day|(bio|tech)?_?rep(licate)?)(_\w{1,6})?"
 )
-# Accepted names of the columns with plate, well and site, in lower case, without the prefixes in _COLUMN_PREFIX, and
-# with letters only. If a table has several plate columns, for example, the column whose name stands first in this list
-# is used.
-_POSITION_COLUMNS = {
-    "plate": ("plate", "plateid", "platename", "platebarcode", "assayplatebarcode", "barcode"),
-    "well": ("well", "wellid", "wellname", "wellposition"),
-    "site": ("site", "field", "fov"),
-}
-_WELL = re.compile(r"^([A-Za-z]{1,2})[ -]*0*(\d+)$")
 # Maximum fraction of missing values with which a feature or a row is kept. Features and rows with a larger fraction are
 # excluded.
 _MAX_MISSING_FRACTION = 0.5
@@ -227,7 +221,7 @@ def read_table_of_features(
     if not is_default and (
         unused := [one for one, columns in _named_columns(list(found), entries).items() if not columns]
     ):
-        messages.append(f"no column is named like {join_first(unused)} in features")
+        messages.append(f"no column has the name, prefix or range {join_first(unused)} (features=…)")
     chosen = {name for part in parts.values() for name in part.features}
     names = [name for name in found if name in chosen]
     of_objects = list(dict.fromkeys(name for part in parts.values() for name in part.of_objects))
@@ -243,14 +237,14 @@ def read_table_of_features(
     lengths = [len(one.frame) for one in tables]
     file_of = np.repeat(np.array(list(map(str, parts)), dtype=object), lengths)
     if len(parts) > 1:
-        _check_rows_distinct(obs, {one: part.table for one, part in parts.items()})
+        check_rows_distinct(obs, {one: part.table for one, part in parts.items()})
         if not {"plate", SOURCE_COLUMN} & {*find_position_columns(obs), *obs}:
             short_names = np.array(unique_file_names([*map(str, parts)], set()), dtype=object)
             obs[SOURCE_COLUMN] = np.repeat(short_names, lengths)
     if table is not None:
-        obs = _join_table(obs, table if isinstance(table, pd.DataFrame) else read_table_file(table), on, where)
+        obs = join_table(obs, table if isinstance(table, pd.DataFrame) else read_table_file(table), on, where)
     log_columns(where, obs, list(dict.fromkeys(name for one in tables for name in one.dropped)), len(names))
-    groups = _plates_of_rows(obs, where, len(parts), messages)
+    groups = plates_of_rows(obs, where, len(parts), messages)
     if len(parts) > 1:
         groups["file"] = pd.Series(file_of, obs.index)
     values = _feature_values(found, names, where, messages, {one: part.table for one, part in parts.items()})
@@ -303,35 +297,6 @@ def _describe_object_columns(names: Sequence[str], *, is_default: bool) -> str:
     if is_default:
         return f"{n} {columns} {inflect(n, 'goes', 'go')} to obs ({join_first(names, 20)})"
     return f"{n} {columns} {inflect(n, 'is a feature', 'are features')}, as given ({join_first(names, 20)})"
-
-
-def _plates_of_rows(obs: pd.DataFrame, where: str, n_files: int, messages: list[str]) -> dict[str, pd.Series]:
-    """Return the columns of plates, and append a message on each plate column with missing values to ``messages``.
-
-    Raises
-    ------
-    ValueError
-        If some files have a column of plates of one name, and other files have one of another name.
-    """
-    # a column "barcode" may also be the barcode of a cell in a pooled screen, which says nothing about plates
-    kinds = {column: _plain_name(column).replace("_", "") for column in obs}
-    plates = {
-        column: obs[column]
-        for column, kind in kinds.items()
-        if kind in _POSITION_COLUMNS["plate"] and kind != "barcode"
-    }
-    # a column that has another name in some files has no values in these files
-    in_part = [column for column, values in plates.items() if values.isna().any()]
-    if n_files > 1 and len(in_part) > 1 and obs[in_part].notna().sum(axis=1).max() <= 1:
-        msg = (
-            f"{where} have different names for the column of plates ({join_first(in_part)}): give the column the same "
-            "name in all files, with table.rename(columns=…)."
-        )
-        raise ValueError(msg)
-    for column in in_part:
-        n = plates[column].isna().sum()
-        messages.append(f"{format_count(n, 'row')} {inflect(n, 'has', 'have')} no {column}")
-    return plates
 
 
 def _list_files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -497,7 +462,7 @@ def propose_features(first_rows: pd.DataFrame) -> list[str]:
         if _holds_numbers(first_rows[name])
         and not name.lower().startswith("metadata")
         and name not in positions
-        and not _LABEL.fullmatch(_plain_name(name))
+        and not _LABEL.fullmatch(plain_name(name))
     ]
     numbers = [name for name in numbers if not _NOT_A_MEASUREMENT.search(name)] or numbers
     begun: dict[str, list[str]] = {}
@@ -575,62 +540,6 @@ def _drop_lists(obs: pd.DataFrame, messages: list[str]) -> pd.DataFrame:
     lists = [name for name in obs if _holds_lists(obs[name])]
     messages += [f"dropped: {_advice_on_lists(name)}" for name in lists]
     return obs.drop(columns=lists)
-
-
-def _check_rows_distinct(obs: pd.DataFrame, tables: Mapping[Path, Table]) -> None:
-    """Raise ``ValueError`` if two files hold the same wells or cells, such as raw and normalised profiles of a plate.
-
-    Files are compared if they have columns of the same kinds among plate, well and site, whatever their names. Rows of
-    two files are the same if they are equal in these columns, and in all labels that all compared files have. Parts of
-    a table of cells, which may share a well, have different numbers of cells in it.
-    """
-    paths, lengths = list(map(str, tables)), [len(table.frame) for table in tables.values()]
-    file_of = np.repeat(np.arange(len(paths)), lengths)
-    by_columns: dict[tuple[str, ...], list[int]] = {}
-    for number, table in enumerate(tables.values()):
-        columns = table.frame.columns
-        by_columns.setdefault(tuple(columns[columns.isin(obs.columns)]), []).append(number)
-    positions = {columns: find_position_columns(pd.DataFrame(columns=columns)) for columns in by_columns}
-    for kinds in {tuple(found) for found in positions.values() if "plate" in found}:
-        alike = [columns for columns, found in positions.items() if tuple(found) == kinds]
-        is_compared = np.isin(file_of, [number for columns in alike for number in by_columns[columns]])
-        rows, files = obs[is_compared], file_of[is_compared]
-        used = {kind: list({positions[columns][kind]: None for columns in alike}) for kind in kinds}
-        keys = {
-            kind: _normalised_text(rows[names].bfill(axis=1).iloc[:, 0], are_wells=kind == "well")
-            for kind, names in used.items()
-        }
-        shared = set.intersection(*map(set, alike)).difference(*used.values())
-        keys |= {name: _normalised_text(rows[name], are_wells=False) for name in shared if not _is_quantity(rows[name])}
-        codes = pd.DataFrame({name: pd.factorize(text)[0] for name, text in keys.items()})
-        _check_rows_shared(codes.groupby(list(codes), sort=False).ngroup().to_numpy(), files, paths)
-
-
-def _is_quantity(values: pd.Series) -> bool:
-    """Return whether a column, such as a dose, holds numbers that are not all whole."""
-    numbers, is_text = parse_numbers(pd.Series(values.unique()))
-    return not is_text.any() and bool((numbers[np.isfinite(numbers)] % 1 != 0).any())
-
-
-def _check_rows_shared(row: np.ndarray, file_of: np.ndarray, paths: Sequence[str]) -> None:
-    """Raise ``ValueError`` if two files share most of their rows, by a number that is equal for equal rows.
-
-    Files share a row if both hold it equally often, or if one of them holds it once, as profiles of wells do next to
-    their cells.
-    """
-    counts = pd.Series(1, [row, file_of]).groupby(level=[0, 1], sort=False).sum().rename("n").reset_index()
-    counts.columns = ["row", "file", "n"]
-    by_row = counts[counts.duplicated("row", keep=False)].groupby("row", sort=False)
-    files = by_row["file"].agg(tuple)[(by_row["n"].nunique() == 1) | (by_row["n"].min() == 1)]
-    n_shared = Counter(pair for some in files for pair in combinations(some, 2))
-    for pair, n in n_shared.items():
-        if 2 * n > min((counts["file"] == file).sum() for file in pair):
-            msg = (
-                f"{paths[pair[0]]} and {paths[pair[1]]} hold the same wells or cells ({format_count(n, 'row')}), "
-                "perhaps raw and normalised, and each would count as a replicate. Give only one of these files; if the "
-                "rows are different measurements, add a column that distinguishes them."
-            )
-            raise ValueError(msg)
 
 
 def _check_values_distinct(values: np.ndarray, paths: Sequence[Path], lengths: Sequence[int]) -> None:
@@ -810,115 +719,6 @@ def _to_storable(obs: pd.DataFrame) -> pd.DataFrame:
     others = {name: storable_column(obs[name], name) for name in obs if name not in text}
     columns = {name: values.astype("category") for name, values in text.items()} | others
     return obs.assign(**columns).set_axis(obs.index.astype(str))
-
-
-def _join_table(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] | None, where: str) -> pd.DataFrame:
-    """Add the columns of ``table``, such as a plate map, to ``obs``.
-
-    Rows are matched by the columns ``on``, or by plate, well and site if ``on`` is `None`.
-
-    Raises
-    ------
-    KeyError
-        If ``obs`` and ``table`` have no common columns by which rows can be matched.
-    ValueError
-        If several rows of ``table`` have the same key, if a row of ``obs`` matches no row of ``table``, or if both
-        tables have a column of the same name with different values.
-    """
-    table = table.rename(columns=str)
-    keys = _join_columns(obs, table, on, where)
-    table = table.dropna(subset=[*keys.values()])  # rows without a key belong to no cell or well
-    names, well = ", ".join(keys.values()), find_position_columns(obs).get("well")
-    left, right = (
-        pd.DataFrame(
-            {one: _normalised_text(frame[name], are_wells=one == well) for one, name in zip(keys, own, strict=True)}
-        )
-        for frame, own in ((obs, keys), (table, keys.values()))
-    )
-    if right.duplicated().any():
-        first = _row_text(table[list(keys.values())], right.duplicated())
-        msg = f"The table has several rows for one {names} (such as {first}): keep one of each, or name more with on=…."
-        raise ValueError(msg)
-    rows = left.merge(right.assign(row=range(len(right))), how="left", on=list(keys))["row"]
-    if rows.isna().any():
-        first, there = (
-            _row_text(obs[list(keys)], rows.isna()),
-            _row_text(table[list(keys.values())], [True] * len(table)),
-        )
-        msg = (
-            f"{rows.isna().sum():,} of {len(rows):,} rows of {where} are not in the table: of {names} it has no "
-            f"{first} (but {there}, …)."
-        )
-        raise ValueError(msg)
-    new = table.drop(columns=list(keys.values())).iloc[rows.astype(int)].set_axis(obs.index)
-    both = [name for name in new if name in obs]
-    texts = {name: [_normalised_text(one[name], are_wells=name == well) for one in (obs, new)] for name in both}
-    if clash := [name for name, (one, other) in texts.items() if not one.equals(other)]:
-        msg = (
-            f"{where} and the table have different values of {join_first(clash)}: drop it in one of them, or rename it."
-        )
-        raise ValueError(msg)
-    return pd.concat([obs, new.drop(columns=both)], axis=1)
-
-
-def _row_text(rows: pd.DataFrame, chosen: Sequence[bool] | pd.Series) -> str:
-    """Return the values of the first row that ``chosen`` marks, joined by blanks, for a message."""
-    return " ".join(rows[np.asarray(chosen)].iloc[0].astype(str))
-
-
-def _join_columns(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] | None, where: str) -> dict[str, str]:
-    """Return the columns by which rows of ``obs`` and ``table`` are matched.
-
-    The keys of the dictionary are names of columns in ``obs``; the values are their names in ``table``.
-
-    Raises
-    ------
-    KeyError
-        If a column of ``on`` is missing in ``obs`` or ``table``, or, without ``on``, if they have no common plate, well
-        or site column.
-    """
-    if on is not None:
-        keys = {name: name for name in ([on] if isinstance(on, str) else on)}
-        absent = [name for name in keys if name not in obs or name not in table]
-    else:
-        meant, theirs = find_position_columns(obs), find_position_columns(table)
-        keys = {meant[key]: theirs[key] for key in meant if key in theirs}
-        absent = [] if keys else ["column of plates, wells or sites"]
-    if absent:
-        msg = (
-            f"{where} and the table share no {absent[0]} ({join_first(obs.columns, 8)}; "
-            f"{join_first(table.columns, 8)}): give columns with the same meaning the same name, and list them in on=…."
-        )
-        raise KeyError(msg)
-    return keys
-
-
-def find_position_columns(table: pd.DataFrame) -> dict[str, str]:
-    """Return the names of the plate, well and site columns of a table, by the keys "plate", "well" and "site".
-
-    If the table lacks one of these columns, the dictionary lacks its key.
-    """
-    plain = {_plain_name(name).replace("_", ""): name for name in table}
-    found = {key: [plain[name] for name in names if name in plain] for key, names in _POSITION_COLUMNS.items()}
-    return {key: names[0] for key, names in found.items() if names}
-
-
-def _plain_name(name: object) -> str:
-    """Return the name of a column in lower case, without a prefix such as "Metadata_"."""
-    return re.sub(_COLUMN_PREFIX, "", re.sub(r"\W", "_", str(name).lower()))
-
-
-def _normalised_text(values: pd.Series, *, are_wells: bool) -> pd.Series:
-    """Return values as text in one spelling: 24277.0 becomes 24277 and, if they are names of wells, A01 becomes A1."""
-
-    def plain(value: Any) -> str:
-        text = label_text(value).strip()
-        text = re.sub(r"^(\d+)\.0+$", r"\1", text)
-        well = _WELL.match(text) if are_wells else None
-        return f"{well[1].upper()}{int(well[2])}" if well else text
-
-    values = values.astype(object)
-    return values.map({value: plain(value) for value in pd.unique(values)})
 
 
 def _read_deepprofiler(path: Path) -> pd.DataFrame:
