@@ -647,12 +647,12 @@ def test_read_profiles_dates_can_be_written(tmp_path):
 
 @pytest.mark.parametrize("path", [3, wells()], ids=["number", "table"])
 def test_read_profiles_path_of_another_type_raises(path):
-    with pytest.raises(TypeError, match="give the file"):
+    with pytest.raises(TypeError, match="name of a file"):
         read_profiles(path)
 
 
 def test_read_profiles_hdf5_without_anndata_raises(tmp_path):
     with h5py.File(tmp_path / "p.h5ad", "w") as file:
         write_elem(file, "features", np.eye(3))
-    with pytest.raises(ValueError, match=r"p.h5ad is no AnnData"):
+    with pytest.raises(ValueError, match=r"p.h5ad is not an AnnData"):
         read_profiles(tmp_path / "p.h5ad")

@@ -177,7 +177,7 @@ def test_files_that_a_table_names_twice_are_told(tmp_path):
     write_images(tmp_path / "c")
     table = pd.DataFrame({"a": ["0.png", "1.png", "0.png", "0.png"], "b": ["1.png", "1.png", "2.png", "1.png"]})
     table.to_csv(tmp_path / "c" / "t.csv")
-    with pytest.warns(UserWarning, match=r"t.csv names the files of 1 row again .the first is row 3.") as w:
+    with pytest.warns(UserWarning, match=r"1 row of .*t.csv .*the first is row 3.") as w:
         read_crops(tmp_path / "c" / "t.csv", file_columns=["a", "b"])
     assert w[0].filename == __file__
 
@@ -189,7 +189,7 @@ def test_read_crops_path_spelled_in_two_ways_warns(tmp_path, spelled):
     (tmp_path / "c" / "link").symlink_to(".", target_is_directory=True)
     again = spelled.format("1.png", folder=tmp_path / "c")
     pd.DataFrame({"path": ["0.png", "1.png", again, "2.png"]}).to_csv(tmp_path / "c" / "t.csv", index=False)
-    with pytest.warns(UserWarning, match="1 row again .the first is row 2."):
+    with pytest.warns(UserWarning, match="1 row .*the first is row 2."):
         read_crops(tmp_path / "c" / "t.csv")
 
 
@@ -348,7 +348,7 @@ def test_what_is_wrong_is_said(tmp_path):
         (ValueError, "the table has 2 rows, there are 4 images", "b.npy", {"table": pd.DataFrame({"a": [1, 2]})}),
         (ValueError, "cells.txt is no table", "b.npy", {"table": tmp_path / "cells.txt"}),
         (FileNotFoundError, "none.csv", "b.npy", {"table": tmp_path / "none.csv"}),
-        (ValueError, "cells.parquet cannot be read", "cells.parquet", {}),
+        (ValueError, "cells.parquet is not a complete Parquet file", "cells.parquet", {}),
     ]:
         with pytest.raises(error, match=message):
             read_crops(tmp_path / name, **kwargs)

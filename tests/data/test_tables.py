@@ -228,8 +228,8 @@ def test_read_profiles_parquet_with_levels_of_names_raises(tmp_path):
         ("plate,Cells_a,Cells_a\nP1,1,2\n", "two columns named 'Cells_a'"),
         ("plate,Cells_a,Cells_b\nx,px,µm\nP1,1,2\nP2,3,4\n", "words in the first row of values"),
         ("\n", "t.csv is empty"),
-        ("plate,Cells_a,note\n1,P1,1,\n2,P2,2,\n", "name the rows.*superfluous"),
-        ("plate,well\nP1,A1,1\nP1,A2,2\n", "name the rows.*last column has no name"),
+        ("plate,Cells_a,note\n1,P1,1,\n2,P2,2,\n", "names of rows.*superfluous"),
+        ("plate,well\nP1,A1,1\nP1,A2,2\n", "names of rows.*last column has no name"),
         # the first rows, from which the kind of table is detected, suffice for neither reading
         ("plate,well\n" + "".join(f"P{n},A1,1\n" for n in [*range(9), 0]), "last column has no name"),
     ],

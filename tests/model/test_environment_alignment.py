@@ -300,7 +300,7 @@ def test_fit_counts_held_out_controls(n_controls, n_held_out, enough, caplog):
     alignment = EnvironmentAlignment("auto", ["plate"])
     alignment.fit(labels, rows, has_images=False)
     assert alignment.kinds == ({"plate": "controls"} if enough else {})
-    assert ("not standardised by plate" in caplog.text and "P0, P1" in caplog.text) != enough
+    assert ("not standardised per plate" in caplog.text and "P0, P1" in caplog.text) != enough
     # a single plate with genes of its own, next to plates of the same genes
     y = np.where(within < 60, within % 20, 99)
     y = np.where((e == 0) & (np.tile(y, 6) < 99), 50 + np.tile(y, 6) % 3, np.tile(y, 6))
@@ -429,7 +429,7 @@ def test_embed_new_wells_without_reference_cells_logs_their_names(cells, model, 
     new = new[new.obs["gene"] != CONTROL].copy()
     found = model.get_latent_representation(new, center=None)
     assert "3 environments (new well_0, new well_1, new well_2) are standardised with" in caplog.text
-    assert "obs has no" not in caplog.text
+    assert "no value in" not in caplog.text
     caplog.clear()
     model.get_latent_representation(new[new.obs["well"] == "new well_1"].copy(), center=None)
     assert "1 environment (new well_1) is standardised with" in caplog.text and "since it holds" in caplog.text
@@ -437,11 +437,11 @@ def test_embed_new_wells_without_reference_cells_logs_their_names(cells, model, 
     blind = new.copy()
     blind.obs = blind.obs.rename(columns={"well": "Well"})
     np.testing.assert_array_equal(found, model.get_latent_representation(blind, center=None))
-    assert "obs has no 'well'" in caplog.text
+    assert "no value in 'well'" in caplog.text
     caplog.clear()
     new.obs.loc[new.obs_names[:7], "well"] = np.nan
     model.get_latent_representation(new, center=None)
-    assert f"obs has no 'well' for 7 of {new.n_obs} cells" in caplog.text
+    assert f"7 of {new.n_obs} cells have no value in 'well'" in caplog.text
 
 
 def test_embed_new_well_of_one_perturbation_is_not_standardised_with_all_cells(caplog):

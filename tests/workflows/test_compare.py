@@ -198,7 +198,7 @@ def test_evaluate_missing_embedding_raises(few):
 @pytest.mark.parametrize("left", [50, 49, 0])
 def test_evaluate_few_held_out_cells_warns_and_tests_on_all_cells(few, left):
     few.obsm["z"] = np.random.default_rng(0).normal(size=(few.n_obs, 2))
-    said = f"as {left} of 96 were not trained on"
+    said = f"only {left} of 96 cells were held out"
     told = pytest.warns(UserWarning, match=said) if left < 50 else nullcontext()
     with told:
         table = evaluate(few, ["gene"], embeddings={"z": "z"}, train_indices=np.arange(few.n_obs - left))
@@ -210,7 +210,7 @@ def test_evaluate_few_held_out_cells_warns_and_tests_on_all_cells(few, left):
 def test_evaluate_advises_to_hold_out_more_only_if_it_suffices(n, is_advised):
     cells = make_cells(n)
     cells.obsm["z"] = np.random.default_rng(0).normal(size=(n, 2))
-    with pytest.warns(UserWarning, match="Scores are flattering") as warned:
+    with pytest.warns(UserWarning, match="Scores are too high") as warned:
         evaluate(cells, ["gene"], embeddings={"z": "z"}, train_indices=np.arange(n - 49))
     assert ("train_size=0.7" in str(warned[0].message)) == is_advised
 

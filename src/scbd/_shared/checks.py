@@ -98,7 +98,7 @@ def check_finite_rows(values: Any, what: str = "The embedding") -> None:
 
 @contextmanager
 def named_errors(what: str) -> Iterator[None]:
-    """Put the name of the embedding or score that is computed in the ``with`` block in front of a ``ValueError``."""
+    """Begin the message of a ``ValueError`` raised in the ``with`` block with ``what``, such as the name of a score."""
     try:
         yield
     except ValueError as error:

@@ -148,10 +148,10 @@ def evaluate(
     if train is not None and (left := int((~train).sum())) < MIN_HELD_OUT_CELLS:
         train = None
         is_large = 0.3 * adata.n_obs >= MIN_HELD_OUT_CELLS
-        remedy = "To hold more out, train with train_size=0.7 or split=…" if is_large else "There are too few cells."
+        remedy = "To hold more out, train with train_size=0.7 or split=…" if is_large else "Use more cells."
         msg = (
-            f"Scores are flattering: they are of all cells, as {left} of {adata.n_obs:,} were not trained on, and "
-            f"{MIN_HELD_OUT_CELLS} are needed. {remedy}"
+            f"Scores are too high, because they include training cells: only {left} of {adata.n_obs:,} cells were held "
+            f"out, and {MIN_HELD_OUT_CELLS} are needed. {remedy}"
         )
         warn_user(msg)
     spaces = {

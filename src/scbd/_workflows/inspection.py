@@ -337,7 +337,7 @@ def _count_values(obs: pd.DataFrame) -> dict[str, pd.Series]:
     Mapping from the name of each such column to its values (index) with their numbers of cells.
     """
     found = {
-        column: obs[column].value_counts().rename(label_text)  # a column of whole numbers may lack values
+        column: obs[column].value_counts().rename(label_text)  # plates with missing values are floats; show 1, not 1.0
         for column in obs
         if obs[column].dtype.kind != "f" or (obs[column].dropna() % 1 == 0).all()
     }

@@ -134,7 +134,7 @@ def crop_cells(
     centres = _locate_cells(table, number, fields, yx_keys)
     if cells is not None:
         keys = list(yx_keys) if labels is None else [LABEL_COLUMN]
-        warn_if_repeated(table[keys].assign(**{field_key: number}).duplicated(), "The table of cells names the cell of")
+        warn_if_repeated(table[keys].assign(**{field_key: number}).duplicated(), "the table of cells")
     if cells is None and (absent := [name for name in fields if name not in masks]):
         fields_have = f"fields {inflect(len(absent), 'has', 'have')}"
         msg = (

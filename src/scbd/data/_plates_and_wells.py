@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # stands for the barcode spots of pooled screens.
 _COLUMN_PREFIX = r"^(image_)?(metadata_)?(foci_)?"
 # Accepted names of the columns with plate, well and site, in lower case, without the prefixes in _COLUMN_PREFIX, and
-# with letters only. If a table has several plate columns, for example, the column whose name stands first in this list
-# is used.
+# without underscores and other signs. If a table has several plate columns, for example, the column whose name stands
+# first in this list is used.
 _POSITION_COLUMNS = {
     "plate": ("plate", "plateid", "platename", "platebarcode", "assayplatebarcode", "barcode"),
     "well": ("well", "wellid", "wellname", "wellposition"),
@@ -103,7 +103,10 @@ def join_table(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] |
     )
     if right.duplicated().any():
         first = _row_text(table[list(keys.values())], right.duplicated())
-        msg = f"The table has several rows for one {names} (such as {first}): keep one of each, or name more with on=…."
+        msg = (
+            f"The table has several rows for one {names} (such as {first}): keep one row of each, or list more columns "
+            "in on=…."
+        )
         raise ValueError(msg)
     rows = left.merge(right.assign(row=range(len(right))), how="left", on=list(keys))["row"]
     if rows.isna().any():
@@ -112,8 +115,8 @@ def join_table(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] |
             _row_text(table[list(keys.values())], [True] * len(table)),
         )
         msg = (
-            f"{rows.isna().sum():,} of {len(rows):,} rows of {where} are not in the table: of {names} it has no "
-            f"{first} (but {there}, …)."
+            f"{rows.isna().sum():,} of {len(rows):,} rows of {where} have no match in the table, such as {names} = "
+            f"{first} (the first row of the table has {there}): add the missing rows, or correct the spelling."
         )
         raise ValueError(msg)
     new = table.drop(columns=list(keys.values())).iloc[rows.astype(int)].set_axis(obs.index)
@@ -121,7 +124,8 @@ def join_table(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] |
     texts = {name: [_normalised_text(one[name], are_wells=name == well) for one in (obs, new)] for name in both}
     if clash := [name for name, (one, other) in texts.items() if not one.equals(other)]:
         msg = (
-            f"{where} and the table have different values of {join_first(clash)}: drop it in one of them, or rename it."
+            f"{where} and the table have different values of {join_first(clash)}: drop or rename these columns in one "
+            "of them."
         )
         raise ValueError(msg)
     return pd.concat([obs, new.drop(columns=both)], axis=1)
@@ -162,9 +166,9 @@ def _join_columns(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str
 def check_rows_distinct(obs: pd.DataFrame, tables: Mapping[Path, Table]) -> None:
     """Raise ``ValueError`` if two files hold the same wells or cells, such as raw and normalised profiles of a plate.
 
-    Files are compared if they have columns of the same kinds among plate, well and site, whatever their names. Rows of
-    two files are the same if they are equal in these columns, and in all labels that all compared files have. Parts of
-    a table of cells, which may share a well, have different numbers of cells in it.
+    Files are compared if they have a plate column, and the same of the columns well and site. Two rows are equal if
+    they agree in these columns and in all labels that all compared files have, except fractional numbers, such as
+    doses. Parts of one table of cells are accepted, because their numbers of cells in a shared well differ.
     """
     paths, lengths = list(map(str, tables)), [len(table.frame) for table in tables.values()]
     file_of = np.repeat(np.arange(len(paths)), lengths)
@@ -195,10 +199,11 @@ def _is_quantity(values: pd.Series) -> bool:
 
 
 def _check_rows_shared(row: np.ndarray, file_of: np.ndarray, paths: Sequence[str]) -> None:
-    """Raise ``ValueError`` if two files share most of their rows, by a number that is equal for equal rows.
+    """Raise ``ValueError`` if two files share most of their rows.
 
-    Files share a row if both hold it equally often, or if one of them holds it once, as profiles of wells do next to
-    their cells.
+    Two files share a row if both contain it equally often, or if one of them contains it once, such as a table of wells
+    and the table of their cells. ``row`` holds a number for each row, which is equal for equal rows, and ``file_of``
+    the number of its file.
     """
     counts = pd.Series(1, [row, file_of]).groupby(level=[0, 1], sort=False).sum().rename("n").reset_index()
     counts.columns = ["row", "file", "n"]

@@ -148,7 +148,7 @@ def read_profiles(
     KeyError
         If the features at ``path`` or ``table`` lack the columns by which rows are to be matched.
     TypeError
-        If at least half of the values of a feature are not numbers.
+        If at least half of the values of a feature are not numbers, or if ``path`` is not a path.
     ValueError
         If a file is of a kind that this function does not read, is truncated, has no feature, or has two columns with
         the same name and different values. If two files hold the same features, or the same wells or cells, such as raw
@@ -160,8 +160,8 @@ def read_profiles(
     UserWarning
         If features, rows, empty files or columns that hold lists are excluded, or if missing values are replaced. The
         message states how many, and names plates and files of which all rows are excluded. A warning is also raised if
-        most numeric columns are not features, if features that ``features`` names are named like positions, if it names
-        a column that no file has, or if a folder of tables holds files of other kinds.
+        most numeric columns are not features, if features that ``features`` names are named like positions, if an entry
+        of ``features`` matches no column, or if a folder of tables holds files of other kinds.
 
     References
     ----------
@@ -221,7 +221,7 @@ def read_table_of_features(
     if not is_default and (
         unused := [one for one, columns in _named_columns(list(found), entries).items() if not columns]
     ):
-        messages.append(f"no column has the name, prefix or range {join_first(unused)} (features=…)")
+        messages.append(f"features=… names columns that no file has ({join_first(unused)}): check the spelling")
     chosen = {name for part in parts.values() for name in part.features}
     names = [name for name in found if name in chosen]
     of_objects = list(dict.fromkeys(name for part in parts.values() for name in part.of_objects))
@@ -311,7 +311,7 @@ def _list_files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
     """
     several = [path] if isinstance(path, (str, os.PathLike)) else path
     if isinstance(several, pd.DataFrame) or not isinstance(several, Iterable):
-        msg = f"The path is a {type(path).__name__}: give the file, or a list of files, that hold features."
+        msg = f"The path is a {type(path).__name__}: give the name of a file of features, or a list of such names."
         raise TypeError(msg)
     given = list(map(local_path, several))
     if not given:
@@ -329,7 +329,10 @@ def _list_files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
         tables = list_tables(one)
         names = [name for _, inside in walk_folders(one) for name in inside] if tables != [one] else []
         if others := [name for name in names if name.lower().endswith(_UNREAD_TABLES)]:
-            warn_user(f"{one}: {format_count(len(others), 'file')} of other kinds not read ({join_first(others)}).")
+            warn_user(
+                f"{format_count(len(others), 'file')} in {one} {inflect(len(others), 'is', 'are')} not read "
+                f"({join_first(others)}): save all tables as .csv or .parquet, or move other files to another folder."
+            )
         files += tables
     return files
 
@@ -371,7 +374,7 @@ def _read_file(path: Path, entries: Sequence[str], *, is_default: bool) -> _Part
 
     if kind.name == "anndata":
         table, in_x = _read_anndata_features(path)
-        return _Part(table, in_x if is_default else choose_features(in_x)[0], [])
+        return _Part(table, in_x if is_default else choose_features(list(table.frame))[0], [])
     if kind.name in ("profiles", "image_table", "tables"):
         table = read_table(path, lambda names: choose_features(names)[0])
     elif kind.name == "deepprofiler":
@@ -410,8 +413,8 @@ def _read_anndata_features(path: Path) -> tuple[Table, list[str]]:
         warnings.filterwarnings("ignore", "(Observation|Variable) names are not unique")
         try:
             cells = (anndata.read_zarr if path.is_dir() else anndata.read_h5ad)(path)
-        except TypeError as error:  # AnnData does not know other arrays of the file
-            msg = f"{path} is no AnnData ({error}): give a table, or write features with AnnData(X=…, obs=…)."
+        except TypeError as error:  # raised if the file contains other arrays than those of an AnnData
+            msg = f"{path} is not an AnnData ({error}): give a table, or write features with AnnData(X=…, obs=…)."
             raise ValueError(msg) from error
     obs = cells.obs.rename(columns=str)
     if cells.X is None:
@@ -449,8 +452,9 @@ def propose_features(first_rows: pd.DataFrame) -> list[str]:
 
     A prefix is the first word of the names of three or more numeric columns. A range is proposed in place of a prefix
     that other columns have, too, and if most names do not share their first word, such as names of genes. Columns named
-    "Metadata…" or like positions are not proposed, unless all numeric columns are named like positions. The list is
-    empty if columns have CellProfiler's names, because these are taken as features by default.
+    "Metadata…" or like plates, wells, doses and similar are not proposed. Columns named like positions are only
+    proposed if all numeric columns are. The list is empty if columns have CellProfiler's names, because these are taken
+    as features by default.
     """
     names = first_rows.columns.tolist()
     if any(name.startswith(FEATURE_PREFIXES) for name in names):
@@ -474,7 +478,7 @@ def propose_features(first_rows: pd.DataFrame) -> list[str]:
     )
     if 2 * sum(map(len, groups.values())) < len(numbers):
         groups = {"": numbers}
-    # columns without a value in the first rows may hold numbers, and do not prevent a prefix
+    # columns that are empty in the first rows may be numeric further down, so their common prefix is still proposed
     is_empty = first_rows.isna().all()
     return [
         part

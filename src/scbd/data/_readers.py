@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pandas as pd
 
-from scbd._shared.checks import format_count, join_first
+from scbd._shared.checks import format_count, inflect, join_first
 from scbd._shared.files import local_path
 from scbd._shared.keys import CONTENT_KEY, IMAGE_KEY
 from scbd._shared.messages import warn_user
@@ -254,8 +254,8 @@ def read_crops(
     -----
     UserWarning
         If a table names the same files in several rows; if some images of a folder have the name of another image and
-        an addition, such as ``0 copy`` (for most images, this is an error); or if rows are taken to be in the order of
-        the images, although numbers in their names have another order.
+        an addition, such as ``0 copy`` (for most images, this is an error); or if row i of the table is taken to
+        describe image i, although the numbers in names of rows are not in order.
 
     Examples
     --------
@@ -446,7 +446,7 @@ def _read_arrays(path: Path, image_key: str) -> Crops:
     columns = {key: values for key, values in flat.items() if values.dtype.names is None}
     if others := [f"{key!r} {values.shape}" for key, values in arrays.items() if key not in columns]:
         logger.warning(
-            "%s: these arrays are not read, because they do not have one value per image (%d): %s.",
+            "%s: these arrays are not read, because they are not columns of one value per image (%d): %s.",
             path,
             n,
             ", ".join(others),
@@ -470,18 +470,19 @@ def _read_image_table(path: Path, columns: list[str], root: Path, fit: Fit | Non
         msg = f"{path} names no file in {unnamed.size} of {len(table)} rows (the first is row {unnamed[0]}): drop them."
         raise ValueError(msg)
     source = FileSource(root, table[columns].astype(str).to_numpy(), fit)
-    warn_if_repeated(pd.Series(source.files()).duplicated(), f"{path} names the files of")
+    warn_if_repeated(pd.Series(source.files()).duplicated(), str(path))
     names = columns if len(columns) == source.shape[1] else default_channel_names(source.shape[1])
     return Crops(source, table.drop(columns=columns), names)
 
 
-def warn_if_repeated(is_repeated: pd.Series, what: str) -> None:
-    """Warn if rows of a table describe the same cell as an earlier row; ``what`` begins the message."""
+def warn_if_repeated(is_repeated: pd.Series, where: str) -> None:
+    """Warn if rows of a table describe the same cell as an earlier row; ``where`` is the name of the table."""
     rows = np.flatnonzero(is_repeated)
     if rows.size:
         msg = (
-            f"{what} {format_count(rows.size, 'row')} again (the first is row {rows[0]}): these cells are there "
-            "twice, perhaps in training and in validation; drop what is too much."
+            f"{format_count(rows.size, 'row')} of {where} {inflect(rows.size, 'repeats', 'repeat')} the cell of an "
+            f"earlier row (the first is row {rows[0]}). The same cell may then be in training and in validation: drop "
+            "these rows."
         )
         warn_user(msg)
 
@@ -526,9 +527,9 @@ def _check_image_names(path: Path, images: list[Path]) -> None:
     ------
     ValueError
         If the name of a file or folder is not UTF-8; if the names of some images are those of segmentation masks, or of
-        pictures of them; if two images have names that differ in the ending only; or if half of the images or more have
-        another image next to them whose name is theirs and an addition, such as ``0_binary`` next to ``0`` (if fewer
-        have, this is a warning).
+        pictures of them; if two images have names that differ in the ending only; or if at least half of the crops
+        have a second image whose name is that of the crop and an addition, such as ``0_binary`` next to ``0``
+        (otherwise a warning).
     """
     foreign = [ascii(str(image)) for image in images if not _is_utf8(str(image))]
     if foreign:
@@ -611,9 +612,9 @@ def _replace_table(crops: Crops, table: pd.DataFrame, kind: str) -> Crops:
 def _check_order(table: pd.DataFrame, path: str) -> None:
     """Raise ``ValueError`` if the row numbers that were saved with a table are not in order, because it was sorted.
 
-    Row numbers are numbers in the index, or all numbers from 0 or 1 to the number of rows in the first column.
-    Increasing numbers, and tables that were put together, whose row numbers begin again, are in order. If names end in
-    all row numbers, such as ``cell_3``, and these are not in order, a warning is raised in place of the error.
+    Row numbers are whole numbers in the index, or a first column that contains each number from 0 (or 1) upwards
+    exactly once. They are in order if they increase, or begin again where tables were concatenated. For names with such
+    numbers, as in ``cell_3``, a warning replaces the error.
     """
     first_column = [(f"column {name!r}", pd.Index(table.iloc[:, 0])) for name in table.columns[:1]]
     for place, values in [("the index", table.index), *first_column]:

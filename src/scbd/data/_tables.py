@@ -49,7 +49,7 @@ _BYTE_ORDER_MARKS = {
 _OTHER_FORMATS = {b"\x1f\x8b": ".csv.gz", b"PK\3\4": ".csv.zip or .xlsx", b"PAR1\x15": ".parquet"}
 # errors of packed files that are damaged, truncated, encrypted, or packed by an unknown method
 _UNPACKING_ERRORS = (OSError, EOFError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
-# limit of the characters in one field, for lists of numbers in a field; 131,072 characters by default
+# maximum length of a field in characters; Python's default, 131,072, is too short for lists of numbers in a field
 _FIELD_LIMIT = 2**31 - 1
 # first line in which a spreadsheet states the delimiter
 _STATED_DELIMITER = re.compile(r'"?sep=(.)"?\s*')
@@ -174,7 +174,7 @@ def open_text(path: Path) -> Iterator[IO[str]]:
         with _open_bytes(path) as file:
             start = file.read(max(map(len, _OTHER_FORMATS)))
         if kinds := [kind for mark, kind in _OTHER_FORMATS.items() if start.startswith(mark)]:
-            msg = f"{path} holds no text, but is a file of the kind {kinds[0]}: name it like one, or save it as text."
+            msg = f"{path} is not text, but probably {kinds[0]}: correct the ending of its name, or save it as .csv."
             raise TableError(msg)
         try:
             with _open_bytes(path) as file, io.TextIOWrapper(file, encoding, newline="") as text:
@@ -182,7 +182,10 @@ def open_text(path: Path) -> Iterator[IO[str]]:
         except UnicodeDecodeError as error:
             raise TableError(_describe_encoding(path, encoding)) from error
     except _UNPACKING_ERRORS as error:
-        msg = f"{path} cannot be read ({error}): a packed file may be damaged, truncated or encrypted."
+        msg = (
+            f"{path} cannot be read ({error}): it may be damaged, truncated or encrypted. Save or download it again, "
+            "without a password."
+        )
         raise TableError(msg) from error
     finally:
         csv.field_size_limit(field_limit)
@@ -275,7 +278,7 @@ def read_text(
         raise TableError(msg)
     if is_empty.any():
         frame = frame[~is_empty].reset_index(drop=True)
-        logger.info("%s: %s passed over.", path, format_count(is_empty.sum(), "empty line"))
+        logger.info("%s: %s ignored.", path, format_count(is_empty.sum(), "empty line"))
     frame.columns = pd.Index([name or f"Unnamed: {place}" for place, name in enumerate(names)])
     frame, dropped = _tidy_columns(frame, path) if tidy else (frame, [])
     return Table(frame, [name for name in frame if name not in chosen], dropped, lines[~is_empty])
@@ -286,9 +289,9 @@ def read_header(file: IO[str], path: Path) -> tuple[list[str], str, int]:
 
     Returns
     -------
-    Names of the columns, delimiter, and number of lines that were read. The delimiter is the one that a line
-    ``sep=`` states, otherwise that of the file name. If the names do not contain it, it is their most frequent mark.
-    If they contain another mark as well, it is the mark that divides the first lines into the most columns.
+    Names of the columns, delimiter, and number of lines that were read. A line ``sep=`` sets the delimiter. Otherwise,
+    the ending of the file name does. If the line of names lacks this delimiter, its most frequent mark is used. If the
+    line has this delimiter and another one, the one that gives the most columns is used.
     """
     line, n_lines = file.readline(), 1
     while line and not line.strip():
@@ -375,21 +378,27 @@ def _have_row_names(path: Path, delimiter: str, first_fields: Sequence[str], is_
     """Return whether the first fields of rows name the rows, if each row has one field more than the first line.
 
     Names of rows that R writes are all different, and usually numbers. If all last fields are empty (``is_full`` is
-    false), lines may end with a superfluous delimiter instead. An error is raised where this is undecided.
+    false), lines may end with a superfluous delimiter instead.
+
+    Raises
+    ------
+    ValueError
+        If both readings are possible, and a wrong choice would shift columns. If the second one is more likely, it is
+        used, and a warning is logged.
     """
     is_distinct = len(set(first_fields)) == len(first_fields)
     if is_full == is_distinct:
         return is_full
-    other = f"the last column has no name: then end it with {delimiter!r} and the name"
+    other = "If the last column has no name, add its name to"
     if not is_full:
-        other = f"lines end with a superfluous {delimiter!r}: then end it with {delimiter!r}, too"
+        other = f"If lines only end with a superfluous {delimiter!r}, put {delimiter!r} at"
     msg = (
-        f"{path}: each line has one field more than the first line. Either the first fields, such as "
-        f"{first_fields[0]!r}, name the rows: then begin the first line with {delimiter!r}. Or {other}."
+        f"{path}: each line has one field more than the first line. If the first fields, such as {first_fields[0]!r}, "
+        f"are names of rows, put {delimiter!r} at the beginning of the first line. {other} the end of the first line."
     )
     if is_full or all(map(str.isdecimal, first_fields)):
         raise TableError(msg)
-    logger.warning("%s The table is read in the second way.", msg)
+    logger.warning("%s Until then, the first fields are read as a column.", msg)
     return False
 
 
@@ -417,7 +426,7 @@ def _read_parquet(path: Path, n_rows: int | None) -> Table:
         msg = f"{path} is read by pyarrow: pip install pyarrow, or save the table as .csv."
         raise ImportError(msg) from error
     names = sorted(glob.glob("**", root_dir=path, recursive=True)) if path.is_dir() else [""]
-    # as in Spark, names such as _SUCCESS and .part.crc are no parts
+    # files such as _SUCCESS and .part.crc, which Spark writes, hold no rows
     files = [path / name for name in names if not re.search(r"(^|/)_[^=/]*(/|$)", Path(name).as_posix())]
     parts = [_read_part(file, path, n_rows) for file in files if file.is_file()]
     is_uniform = all(part.schema.equals(parts[0].schema) for part in parts)
@@ -430,7 +439,7 @@ def _read_parquet(path: Path, n_rows: int | None) -> Table:
                 column = parts[place].column_names.index(name)
                 parts[place] = parts[place].set_column(column, name, part[name].cast(pyarrow.string()))
     table = pyarrow.concat_tables(parts, promote_options="none" if is_uniform else "permissive").slice(0, n_rows)
-    if not is_uniform:  # names of rows without a name, which some parts may lack
+    if not is_uniform:  # an index without a name, which some parts may lack, is dropped
         table = table.drop_columns([name for name in table.column_names if re.fullmatch(r"__index_level_\d__", name)])
     # By default, whole numbers with missing values become floating-point numbers, in which large ones become equal.
     types = {column.type for column in table.columns if column.null_count and pyarrow.types.is_integer(column.type)}
@@ -446,7 +455,10 @@ def _read_parquet(path: Path, n_rows: int | None) -> Table:
 
 
 def _read_part(path: Path, folder: Path, n_rows: int | None) -> Any:
-    """Read a Parquet file as a table of pyarrow, with a column of text for each folder in between called name=value."""
+    """Read a Parquet file as a table of pyarrow.
+
+    Each folder ``name=value`` between ``folder`` and the file adds a column of text.
+    """
     import pyarrow.parquet
 
     try:
@@ -454,7 +466,7 @@ def _read_part(path: Path, folder: Path, n_rows: int | None) -> Any:
             batches = None if n_rows is None else [*islice(file.iter_batches(n_rows), 1)]
             part = file.read() if batches is None else pyarrow.Table.from_batches(batches, file.schema_arrow)
     except (OSError, pyarrow.ArrowException) as error:
-        what = "cannot be read as a table in Parquet format, is empty, or truncated"
+        what = "is not a complete Parquet file"
         advice = ": a folder of parts must hold Parquet files only, so give files of other formats one by one"
         msg = f"{path} {what} ({error}){advice if path != folder else ''}."
         raise TableError(msg) from error
@@ -508,8 +520,8 @@ def _tidy_columns(frame: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, list[s
 def concat_tables(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Put the rows of tables one below the other; a column that some tables lack is missing in their rows.
 
-    Columns of whole numbers stay such columns. By default, pandas converts them to floating-point numbers where a table
-    lacks the column, in which large numbers, such as barcodes, become equal.
+    Whole numbers stay integers, also if some tables lack their column. pandas alone would convert them to
+    floating-point numbers, and different large numbers, such as barcodes, could become equal.
     """
     everywhere = set(frames[0]).intersection(*frames)
     nullable = [

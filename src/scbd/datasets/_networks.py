@@ -20,7 +20,7 @@ from scbd.data._tables import hold_whole_numbers, open_text, read_text
 from scbd.datasets._download import download_cached
 
 # Accepted names of the column of genes in a table. Names are compared in lower case and without characters other than
-# letters and digits: GENE1 is a gene.
+# letters and digits. Digits are kept, so that a gene GENE1 is not taken for the name of a column.
 _GENES = ("gene", "genes", "genename", "genesymbol", "symbol", "hgncsymbol", "target")
 # Names of a column of gene sets. A table with such a column holds sets of genes and not pairs of genes.
 _SETS = ("group", "complex", "complexname", "set", "geneset", "pathway", "pathwayname")
@@ -244,7 +244,10 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def _drop_row_numbers(table: pd.DataFrame) -> pd.DataFrame:
-    """Drop first columns without a name, and first columns of increasing whole numbers, of which two must remain."""
+    """Drop leading columns that have no name or hold increasing whole numbers.
+
+    Numbered columns are dropped only while at least two other columns remain.
+    """
 
     def holds_row_numbers(column: pd.Series) -> bool:
         return hold_whole_numbers(column) and bool((np.diff(column.astype(float)) > 0).all())

@@ -146,11 +146,11 @@ def check_design(design: ExperimentalDesign) -> None:
             "divide a quantity into about five levels (pandas.qcut), or ",
         )
         _warn_if_confounded(design.y, labels, name, design.controls)
-    # other spellings of the named controls are the subject of the warning of similar labels
+    # other spellings of the named controls are reported by warn_if_labels_are_similar
     named = set(map(normalise_name, design.controls))
     unnamed = [name for name in find_likely_controls(design.y.cat.categories) if normalise_name(name) not in named]
     if unnamed:
-        message = "%s looks like a control and is not named as one: if it is one, set up with control=%r."
+        message = "Labels look like controls, but are not named as controls: %s. If they are, set up with control=%r."
         control = [*design.controls, *unnamed]
         logger.warning(message, ", ".join(unnamed), control[0] if len(control) == 1 else control)
 
@@ -351,7 +351,7 @@ def _warn_if_confounded(y: pd.Series, e: pd.Series, name: str, controls: Sequenc
     """
     n_y, n_e = len(y.cat.categories), len(e.cat.categories)
     if n_e == 1:
-        warn_user(f"All cells have the same value in {name!r} of e_key, which has no effect: leave {name!r} out.")
+        warn_user(f"The column {name!r} of e_key has a single value, so it has no effect: remove it from e_key.")
         return
     of_y, of_e = np.divmod(np.unique(_codes(y) * n_e + _codes(e)), n_e)
     alone_y, alone_e = (np.count_nonzero(np.bincount(codes) == 1) for codes in (of_y, of_e))

@@ -589,7 +589,7 @@ class EmbedMixin(SetupMixin):
         """Return the effects of the environments of the cells of a table on their inputs and, optionally, on z_c.
 
         The result is `None` if the model does not standardise inputs per environment. A warning names environment
-        columns that the table lacks, since they may be misspelt, or that lack values.
+        columns that are missing from the table (perhaps misspelt), or that have missing values.
 
         Parameters
         ----------
@@ -606,8 +606,11 @@ class EmbedMixin(SetupMixin):
         for column in self._registered(E_REGISTRY)["columns"]:
             n_missing = int(get_obs_column(obs, column).isna().sum()) if column in obs else n
             if n_missing:
-                message = "obs has no %r for %d of %d cells: they are standardised over all training cells alone."
-                logger.warning(message, column, n_missing, n)
+                message = (
+                    "%d of %d cells have no value in %r of obs: they are standardised with the mean of all training "
+                    "cells. Add their values to obs."
+                )
+                logger.warning(message, n_missing, n, column)
         offsets = self.results_.offsets if with_offsets else None
         return self.alignment_.estimate_corrections(self.module, module, self._label_codes(adata), source, offsets)
 

@@ -131,7 +131,10 @@ class EnvironmentAlignment:
                 kind = alternative = None
             if self.standardize_by == "auto" and kind is None and have is not None:
                 names = join_first(labels.environments[column][code] for code in np.unique(e[~have]))
-                message = "Inputs are not standardised by %s, since some environments have fewer than %d controls (%s)."
+                message = (
+                    "Inputs are not standardised per %s, because these environments have fewer than %d controls, or "
+                    "fewer than two in training: %s. Name more controls, or use a coarser e_key."
+                )
                 logger.warning(message, name, MIN_CONTROLS_PER_ENVIRONMENT, names)
             if kind is not None:
                 self.kinds[name] = kind

@@ -120,7 +120,7 @@ def choose_reference_kind(
 def in_environments_with_controls(
     e: np.ndarray, controls: np.ndarray, rows: np.ndarray | slice = slice(None)
 ) -> np.ndarray:
-    """Return a mask of the cells in environments with at least four controls, two of which can be used for training.
+    """Return a mask of the cells in environments with at least four controls, at least two of them usable for training.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def in_environments_with_controls(
     """
     usable = np.zeros(len(e), dtype=bool)
     usable[rows] = True
-    # the last number, at index -1, is 0
+    # cells without an environment have the code -1, which is the index of an additional last count, 0
     n_all, n_usable = (
         np.bincount(e[chosen & (e >= 0)], minlength=int(e.max(initial=-1)) + 2)[e]
         for chosen in (controls, controls & usable)
