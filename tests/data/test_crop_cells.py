@@ -206,7 +206,7 @@ MASK = np.ones((40, 50), int)
         (FIELDS, None, {"labels": {"a": MASK > 0}}, "bool"),
         (FIELDS, None, {"labels": {"a": MASK - 2}}, "are -1: .*positive"),
         (ONE, pd.DataFrame({"label": [1]}), {"labels": np.where(np.eye(40, 50), -7, MASK)}, "are -7, 1: .*positive"),
-        (FIELDS, None, {"labels": {"a": MASK * 255}}, "are 255: .*measure.label"),
+        (FIELDS, None, {"labels": {"a": (MASK * 255).astype("uint8")}}, "are 255: .*measure.label"),
         (FIELDS, None, {"labels": {"a": "mask.png"}}, "label mask of field 'a' is str"),
         (FIELDS, None, {"labels": {"a": np.stack([MASK, MASK])}}, r"several planes .*\(2, 40, 50\)"),
         (FIELDS, None, {"labels": {"a": np.ones((1, 5, 40, 50), int)}}, r"several planes .*\(1, 5, 40, 50\)"),
@@ -253,3 +253,10 @@ def test_crop_cells_field_damaged_later_raises_with_its_name(tmp_path, field):
 def test_crop_cells_field_without_labels_warns():
     with pytest.warns(UserWarning, match="1 of 2 fields has no labels.*b"):
         assert set(crop_cells(FIELDS, labels={"a": MASK}, size=9).obs["field"]) == {"a"}
+
+
+def test_crop_cells_only_cell_of_a_field_may_have_the_label_255():
+    labels = np.zeros((64, 64), dtype="int32")
+    labels[20:26, 20:26] = 255  # numbered over all fields
+    cells = crop_cells({"a": np.ones((1, 64, 64), dtype="uint16")}, labels={"a": labels}, size=16)
+    assert cells.obs["label"].tolist() == [255]

@@ -656,3 +656,61 @@ def test_read_profiles_hdf5_without_anndata_raises(tmp_path):
         write_elem(file, "features", np.eye(3))
     with pytest.raises(ValueError, match=r"p.h5ad is not an AnnData"):
         read_profiles(tmp_path / "p.h5ad")
+
+
+def cells_of_wells(n: int, wells_of_plate: int = 48) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    names = [f"{row}{column:02d}" for row in "ABCDEFGH" for column in range(1, 13)][:wells_of_plate]
+    table = pd.DataFrame({"Metadata_Plate": "P1", "Metadata_Well": names * n})
+    return table.assign(Cells_a=rng.normal(size=len(table)), Cells_b=rng.normal(size=len(table)))
+
+
+@pytest.mark.parametrize(("n_cells", "n_parts"), [(10, 10), (4, 2), (4, 4), (30, 10), (2, 2)])
+@pytest.mark.parametrize("columns", [["Metadata_Plate", "Metadata_Well"], ["Metadata_Plate"]])
+def test_read_profiles_parts_of_a_table_of_cells_are_read(tmp_path, n_cells, n_parts, columns):
+    table = cells_of_wells(n_cells).sample(frac=1, random_state=1)[[*columns, "Cells_a", "Cells_b"]]
+    for number, rows in enumerate(np.array_split(np.arange(len(table)), n_parts)):
+        table.iloc[rows].to_csv(tmp_path / f"part-{number}.csv", index=False)
+    assert read_profiles(tmp_path).n_obs == len(table)
+
+
+def test_read_profiles_raw_and_normalised_cells_raise(tmp_path):
+    table = cells_of_wells(10).sample(frac=0.7, random_state=1)
+    table.to_csv(tmp_path / "raw.csv", index=False)
+    scaled(table).sample(frac=1, random_state=2).to_csv(tmp_path / "normalised.csv", index=False)
+    with pytest.raises(ValueError, match="hold the same"):
+        read_profiles(tmp_path)
+
+
+def test_read_profiles_fractional_times_distinguish_files(tmp_path):
+    for hours in (0.5, 1.5):
+        scaled(wells()).assign(time=hours, Cells_a=hours).to_csv(tmp_path / f"{hours}.csv", index=False)
+    assert read_profiles(tmp_path).n_obs == 6
+
+
+@pytest.mark.parametrize("name", ["well_position", "Assay_Well"])
+def test_read_profiles_any_column_of_wells_has_several_spellings(tmp_path, name):
+    wells().assign(**{name: ["A01", "A02", "B01"]}).to_csv(tmp_path / "p.csv", index=False)
+    rows = pd.DataFrame({name: ["B1", "A1", "A2"], "gene": ["c", "a", "b"]})
+    assert read_profiles(tmp_path / "p.csv", table=rows, on=name).obs["gene"].tolist() == ["a", "b", "c"]
+
+
+def test_read_profiles_map_with_an_empty_column_is_joined_by_the_others(tmp_path):
+    wells().to_csv(tmp_path / "p.csv", index=False)
+    rows = pd.DataFrame({"Plate": None, "Well": ["A01", "A02", "B01"], "gene": ["a", "b", "c"]})
+    assert read_profiles(tmp_path / "p.csv", table=rows).obs["gene"].tolist() == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="no row with a value"):
+        read_profiles(tmp_path / "p.csv", table=rows.assign(dose=np.nan), on="dose")
+
+
+def test_read_profiles_map_that_repeats_a_column_with_missing_values_is_joined(tmp_path):
+    table = wells().assign(gene=[None, "x", "y"])
+    table.to_csv(tmp_path / "p.csv", index=False)
+    table[["Metadata_Well", "gene"]].assign(moa="m").to_parquet(tmp_path / "m.parquet")
+    assert list(read_profiles(tmp_path / "p.csv", table=tmp_path / "m.parquet").obs["moa"]) == ["m"] * 3
+
+
+def test_read_profiles_empty_column_of_one_file_keeps_the_type_of_others(tmp_path):
+    wells().assign(n=None).to_parquet(tmp_path / "a.parquet")
+    wells("P2").assign(n=[1, 2, 3]).to_parquet(tmp_path / "b.parquet")
+    assert read_profiles(tmp_path).obs["n"].dropna().tolist() == [1, 2, 3]

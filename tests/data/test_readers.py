@@ -456,3 +456,20 @@ def test_names_that_do_not_tell():
     assert _match_rows(pd.Index(list("210")), numbered, "x", ordered=False)["gene"].tolist() == list("zxy")
     repeated = pd.DataFrame({"gene": [1, 2, 3]}, index=list("aab"))
     assert _match_rows(repeated.index, repeated, "x", ordered=True) is repeated
+
+
+def test_read_crops_table_that_was_filtered_and_concatenated_is_in_order(tmp_path):
+    np.save(tmp_path / "i.npy", np.ones((4, 1, 8, 8), "uint8"))
+    table = pd.DataFrame({"gene": list("abc")})
+    parts = pd.concat([table.iloc[[0, 2]], table.iloc[[1, 2]]])
+    assert list(read_crops(tmp_path / "i.npy", table=parts).obs["gene"]) == list("acbc")
+    shuffled = pd.concat([pd.DataFrame({"gene": list("ab") * 20})] * 2).sample(frac=1, random_state=0)
+    np.save(tmp_path / "i.npy", np.ones((80, 1, 8, 8), "uint8"))
+    with pytest.raises(ValueError, match="are numbered"):
+        read_crops(tmp_path / "i.npy", table=shuffled)
+
+
+def test_read_crops_table_with_several_levels_of_names_is_read(tmp_path):
+    np.save(tmp_path / "i.npy", np.ones((2, 1, 8, 8), "uint8"))
+    table = pd.DataFrame({"plate": ["P1", "P2"], "well": ["A1", "A1"], "gene": ["a", "b"]}).set_index(["plate", "well"])
+    assert list(read_crops(tmp_path / "i.npy", table=table).obs) == ["plate", "well", "gene"]

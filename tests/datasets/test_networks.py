@@ -252,3 +252,17 @@ def test_gene_sets_without_a_name_are_no_sets(tmp_path):
         gene_sets(tmp_path / "sets.txt")
     (tmp_path / "table.csv").write_text("gene,complex\nA,one\nB,\n")
     assert gene_sets(tmp_path / "table.csv").to_numpy().tolist() == [["one", "A"]]
+
+
+@pytest.mark.parametrize("name", ["cluster", "complex_id"])
+def test_gene_sets_numbers_of_sets_are_no_row_numbers(tmp_path, name):
+    (tmp_path / "c.csv").write_text(f"{name},genes\n1,A;B\n2,C;D\n3,E;F\n")
+    assert gene_sets(tmp_path / "c.csv").values.tolist()[:2] == [["1", "A"], ["1", "B"]]
+    (tmp_path / "d.csv").write_text("cluster,genes,size\n1,A;B,2\n2,C;D,2\n3,E;F,2\n")
+    assert gene_sets(tmp_path / "d.csv")["source"].tolist() == ["1", "1", "2", "2", "3", "3"]
+
+
+@pytest.mark.parametrize("score", ["900", "0.9", "high"])
+def test_gene_pairs_numbers_of_genes_are_no_row_numbers(tmp_path, score):
+    (tmp_path / "p.csv").write_text(f"gene1,gene2,score\n100,200,{score}\n101,300,{score}\n102,200,{score}\n")
+    assert gene_pairs(tmp_path / "p.csv").values.tolist() == [["100", "200"], ["101", "300"], ["102", "200"]]

@@ -452,7 +452,7 @@ def _measure_labels(mask: Any, size: tuple[int, int], name: str) -> pd.DataFrame
     labels = _load_part(mask[...])[0]
     y, x = np.nonzero(labels)
     found, of_pixel, area = np.unique(labels[y, x], return_inverse=True, return_counts=True)
-    if (found < 0).any() or found.tolist() == [_BINARY_FOREGROUND]:
+    if (found < 0).any() or (labels.dtype.itemsize == 1 and found.tolist() == [_BINARY_FOREGROUND]):
         msg = (
             f"Labels of field {name!r} are {join_first(found)}: give each cell a positive label of its own (binary "
             "masks: skimage.measure.label(mask)), and set borders and background to 0."

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from scipy import sparse
 
 from scbd._shared.checks import format_count, inflect, join_first
 from scbd._shared.labels import label_text
@@ -31,6 +30,10 @@ _POSITION_COLUMNS = {
     "well": ("well", "wellid", "wellname", "wellposition"),
     "site": ("site", "field", "fov"),
 }
+# minimum fraction of the wells of two tables of cells that must hold equally many cells, for the tables to be taken as
+# two versions of one table, such as raw and normalised
+_MIN_FRACTION_OF_EQUAL_WELLS = 0.9
+# name of a well, which may be spelled in several ways
 _WELL = re.compile(r"^([A-Za-z]{1,2})[ -]*0*(\d+)$")
 
 
@@ -92,12 +95,17 @@ def join_table(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] |
         tables have a column of the same name with different values.
     """
     table = table.rename(columns=str)
+    if on is None:  # a template may have an empty column of plates
+        table = table.drop(columns=[name for name in find_position_columns(table).values() if table[name].isna().all()])
     keys = _join_columns(obs, table, on, where)
+    names = ", ".join(keys.values())
     table = table.dropna(subset=[*keys.values()])  # rows without a key belong to no cell or well
-    names, well = ", ".join(keys.values()), find_position_columns(obs).get("well")
+    if not len(table):
+        msg = f"The table has no row with a value in {names}, by which it is joined: fill these columns in."
+        raise ValueError(msg)
     left, right = (
         pd.DataFrame(
-            {one: _normalised_text(frame[name], are_wells=one == well) for one, name in zip(keys, own, strict=True)}
+            {one: _normalised_text(frame[name], are_wells=_is_well(one)) for one, name in zip(keys, own, strict=True)}
         )
         for frame, own in ((obs, keys), (table, keys.values()))
     )
@@ -121,7 +129,7 @@ def join_table(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] |
         raise ValueError(msg)
     new = table.drop(columns=list(keys.values())).iloc[rows.astype(int)].set_axis(obs.index)
     both = [name for name in new if name in obs]
-    texts = {name: [_normalised_text(one[name], are_wells=name == well) for one in (obs, new)] for name in both}
+    texts = {name: [_normalised_text(one[name], are_wells=_is_well(name)) for one in (obs, new)] for name in both}
     if clash := [name for name, (one, other) in texts.items() if not one.equals(other)]:
         msg = (
             f"{where} and the table have different values of {join_first(clash)}: drop or rename these columns in one "
@@ -129,6 +137,10 @@ def join_table(obs: pd.DataFrame, table: pd.DataFrame, on: str | Sequence[str] |
         )
         raise ValueError(msg)
     return pd.concat([obs, new.drop(columns=both)], axis=1)
+
+
+def _is_well(column: str) -> bool:
+    return "well" in plain_name(column)
 
 
 def _row_text(rows: pd.DataFrame, chosen: Sequence[bool] | pd.Series) -> str:
@@ -167,8 +179,9 @@ def check_rows_distinct(obs: pd.DataFrame, tables: Mapping[Path, Table]) -> None
     """Raise ``ValueError`` if two files hold the same wells or cells, such as raw and normalised profiles of a plate.
 
     Files are compared if they have a plate column, and the same of the columns well and site. Two rows are equal if
-    they agree in these columns and in all labels that all compared files have, except fractional numbers, such as
-    doses. Parts of one table of cells are accepted, because their numbers of cells in a shared well differ.
+    they agree in these columns and in all labels that all compared files have. A column of fractional numbers is a
+    label if it is constant in each file, such as a time. Parts of one table of cells are accepted, because their
+    numbers of cells in a shared well differ.
     """
     paths, lengths = list(map(str, tables)), [len(table.frame) for table in tables.values()]
     file_of = np.repeat(np.arange(len(paths)), lengths)
@@ -187,9 +200,14 @@ def check_rows_distinct(obs: pd.DataFrame, tables: Mapping[Path, Table]) -> None
             for kind, names in used.items()
         }
         shared = set.intersection(*map(set, alike)).difference(*used.values())
-        keys |= {name: _normalised_text(rows[name], are_wells=False) for name in shared if not _is_quantity(rows[name])}
-        codes = pd.DataFrame({name: pd.factorize(text)[0] for name, text in keys.items()})
-        _check_rows_shared(codes.groupby(list(codes), sort=False).ngroup().to_numpy(), files, paths)
+        for name in shared:
+            if not _is_quantity(rows[name]):
+                keys[name] = _normalised_text(rows[name], are_wells=False)
+            elif rows[name].groupby(files).nunique().max() <= 1:
+                keys[name] = pd.Series(parse_numbers(rows[name])[0], rows.index)
+        if len(keys) > 1:  # the plate alone does not identify wells
+            codes = pd.DataFrame({name: pd.factorize(values)[0] for name, values in keys.items()})
+            _check_rows_shared(codes.groupby(list(codes), sort=False).ngroup().to_numpy(), files, paths)
 
 
 def _is_quantity(values: pd.Series) -> bool:
@@ -201,23 +219,42 @@ def _is_quantity(values: pd.Series) -> bool:
 def _check_rows_shared(row: np.ndarray, file_of: np.ndarray, paths: Sequence[str]) -> None:
     """Raise ``ValueError`` if two files share most of their rows.
 
-    Two files share a row if both contain it equally often, or if one of them contains it once, such as a table of wells
-    and the table of their cells. ``row`` holds a number for each row, which is equal for equal rows, and ``file_of``
-    the number of its file.
+    A file of profiles holds each row once. It shares a row with any file that holds the row, also several times, as a
+    table of cells does. Two tables of cells share a row if both hold it equally often.
+
+    Parameters
+    ----------
+    row
+        Number of each row, which is equal for equal rows.
+    file_of
+        Number of the file of each row, which is the place of its name in ``paths``.
     """
-    counts = pd.Series(1, [row, file_of]).groupby(level=[0, 1], sort=False).sum().rename("n").reset_index()
-    counts.columns = ["row", "file", "n"]
-    by_row = counts[counts.duplicated("row", keep=False)].groupby("row", sort=False)
-    files = by_row["file"].agg(tuple)[(by_row["n"].nunique() == 1) | (by_row["n"].min() == 1)]
-    n_shared = Counter(pair for some in files for pair in combinations(some, 2))
-    for pair, n in n_shared.items():
-        if 2 * n > min((counts["file"] == file).sum() for file in pair):
+    pairs, n = np.unique(np.column_stack([file_of, row]), axis=0, return_counts=True)
+    files, rows = pairs.T
+    size = np.bincount(files, minlength=len(paths))
+    is_profile = np.bincount(files, weights=n > 1, minlength=len(paths)) == 0
+    in_common, equally_often = (
+        _count_common(files, codes)
+        for codes in (rows, np.unique(np.column_stack([rows, n]), axis=0, return_inverse=True)[1])
+    )
+    for (one, other), n_common in in_common.items():
+        of_cells = not (is_profile[one] or is_profile[other])
+        n_shared = equally_often.get((one, other), 0) if of_cells else n_common
+        sizes = sorted(size[[one, other]])
+        if n_shared >= _MIN_FRACTION_OF_EQUAL_WELLS * sizes[1] if of_cells else 2 * n_shared > sizes[0]:
             msg = (
-                f"{paths[pair[0]]} and {paths[pair[1]]} hold the same wells or cells ({format_count(n, 'row')}), "
+                f"{paths[one]} and {paths[other]} hold the same wells or cells ({format_count(n_shared, 'row')}), "
                 "perhaps raw and normalised, and each would count as a replicate. Give only one of these files; if the "
                 "rows are different measurements, add a column that distinguishes them."
             )
             raise ValueError(msg)
+
+
+def _count_common(files: np.ndarray, codes: np.ndarray) -> dict[tuple[int, int], int]:
+    """Return the number of codes that two files have in common, for each pair of files that share a code."""
+    has_code = sparse.csr_array((np.ones(len(files), dtype=np.int64), (files, codes.ravel())))
+    common = sparse.triu(has_code @ has_code.T, k=1).tocoo()
+    return dict(zip(zip(common.row.tolist(), common.col.tolist(), strict=True), common.data.tolist(), strict=True))
 
 
 def _normalised_text(values: pd.Series, *, are_wells: bool) -> pd.Series:
@@ -230,4 +267,5 @@ def _normalised_text(values: pd.Series, *, are_wells: bool) -> pd.Series:
         return f"{well[1].upper()}{int(well[2])}" if well else text
 
     values = values.astype(object)
+    values = values.where(values.notna())  # missing values may be NaN or None
     return values.map({value: plain(value) for value in pd.unique(values)})

@@ -598,6 +598,7 @@ def _replace_table(crops: Crops, table: pd.DataFrame, kind: str) -> Crops:
     If the images have names, rows of the new table are matched to images by name. Otherwise, row i of the new table
     describes image i.
     """
+    table = table.reset_index() if table.index.nlevels > 1 else table
     found, names = replace(crops, obs=table), crops.obs.index
     named = kind in ("anndata", "image_folder", "lmdb") or not _has_default_names(names)
     if not named:
@@ -613,8 +614,8 @@ def _check_order(table: pd.DataFrame, path: str) -> None:
     """Raise ``ValueError`` if the row numbers that were saved with a table are not in order, because it was sorted.
 
     Row numbers are whole numbers in the index, or a first column that contains each number from 0 (or 1) upwards
-    exactly once. They are in order if they increase, or begin again where tables were concatenated. For names with such
-    numbers, as in ``cell_3``, a warning replaces the error.
+    exactly once. They are in order if they increase, or begin again where tables were concatenated, in which case some
+    numbers occur several times. For names with such numbers, as in ``cell_3``, a warning replaces the error.
     """
     first_column = [(f"column {name!r}", pd.Index(table.iloc[:, 0])) for name in table.columns[:1]]
     for place, values in [("the index", table.index), *first_column]:
@@ -623,7 +624,8 @@ def _check_order(table: pd.DataFrame, path: str) -> None:
             continue
         numbers, in_names = parts[1].map(int).to_numpy(), parts[0].iloc[0] != ""
         steps, of_rows = np.diff(numbers), np.arange(len(numbers)) + min(numbers.min(), 1)
-        if (steps > 0).all() or ((steps == 1) | (numbers[1:] == numbers[0])).all():
+        most = np.unique(numbers, return_counts=True)[1].max()
+        if (steps > 0).all() or (most > 1 and (steps < 0).sum() <= max(most - 1, len(numbers) // 10)):
             continue
         if (place == "the index" and not in_names) or np.array_equal(np.sort(numbers), of_rows):
             msg = (

@@ -523,6 +523,10 @@ def concat_tables(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     Whole numbers stay integers, also if some tables lack their column. pandas alone would convert them to
     floating-point numbers, and different large numbers, such as barcodes, could become equal.
     """
+    # pandas would let an empty column of one table decide on the type of the column
+    empty = [{name for name in frame.select_dtypes(object) if frame[name].isna().all()} for frame in frames]
+    filled = {name for frame, without in zip(frames, empty, strict=True) for name in frame if name not in without}
+    frames = [frame.drop(columns=[*(without & filled)]) for frame, without in zip(frames, empty, strict=True)]
     everywhere = set(frames[0]).intersection(*frames)
     nullable = [
         {

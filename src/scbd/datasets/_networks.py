@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,9 @@ from scbd._shared.files import check_file
 from scbd.data._tables import hold_whole_numbers, open_text, read_text
 from scbd.datasets._download import download_cached
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 # Accepted names of the column of genes in a table. Names are compared in lower case and without characters other than
 # letters and digits. Digits are kept, so that a gene GENE1 is not taken for the name of a column.
 _GENES = ("gene", "genes", "genename", "genesymbol", "symbol", "hgncsymbol", "target")
@@ -26,6 +29,9 @@ _GENES = ("gene", "genes", "genename", "genesymbol", "symbol", "hgncsymbol", "ta
 _SETS = ("group", "complex", "complexname", "set", "geneset", "pathway", "pathwayname")
 # accepted names of the column of gene sets in a table with one gene and its set per line
 _GROUPS = (*_SETS, "term", "source", "cluster")
+# names of columns of row numbers, apart from names such as "...1"; in a table of pairs, also those of their numbers
+_ROW_NUMBERS = ("", "x", "index", "row", "rowid", "rowname", "rownames", "rownumber")
+_PAIR_NUMBERS = (*_ROW_NUMBERS, "id", "no", "number")
 # Maximum fraction of the sets in a file that may have exactly the same genes as another set. With a larger fraction,
 # the file is not accepted as a list of sets.
 _MAX_DUPLICATE_FRACTION = 0.5
@@ -176,7 +182,7 @@ def gene_sets(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 def _read_gene_table(path: Path) -> pd.DataFrame:
     """Read sets of genes from a table with one column of genes and one column with the name of each gene's set."""
-    table = _drop_row_numbers(read_text(path).frame.rename(columns=str.strip).fillna(""))
+    table = _drop_row_numbers(read_text(path).frame.rename(columns=str.strip).fillna(""), _ROW_NUMBERS)
     genes = [name for name in table if _normalise_column_name(name) in _GENES]
     others = [name for name in table if name not in genes]
     groups = others if len(others) == 1 else [name for name in others if _normalise_column_name(name) in _GROUPS]
@@ -223,7 +229,7 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     ['EXOSC1', 'EXOSC2']
     """
     path = check_file(path)
-    table = _drop_row_numbers(read_text(path, tidy=False).frame.fillna(""))
+    table = _drop_row_numbers(read_text(path, tidy=False).frame.fillna(""), _PAIR_NUMBERS)
     if table.shape[1] < 2:
         msg = f"{path} has {table.shape[1]} column: pairs are a CSV of two columns of genes."
         raise ValueError(msg)
@@ -243,18 +249,18 @@ def gene_pairs(path: str | os.PathLike[str]) -> pd.DataFrame:
     return _finish_network(net[net["source"] != net["target"]], "pairs")
 
 
-def _drop_row_numbers(table: pd.DataFrame) -> pd.DataFrame:
-    """Drop leading columns that have no name or hold increasing whole numbers.
+def _drop_row_numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Drop leading columns that have no name, or that hold increasing whole numbers and have one of ``names``.
 
-    Numbered columns are dropped only while at least two other columns remain.
+    Columns with a name are dropped only while at least two other columns remain.
     """
-
-    def holds_row_numbers(column: pd.Series) -> bool:
-        return hold_whole_numbers(column) and bool((np.diff(column.astype(float)) > 0).all())
-
-    is_unnamed = table.columns.str.startswith("Unnamed: ")
     n = 0
-    while n < len(is_unnamed) and (is_unnamed[n] or (n + 2 < len(is_unnamed) and holds_row_numbers(table.iloc[:, n]))):
+    while n < table.shape[1]:
+        name, column = str(table.columns[n]), table.iloc[:, n]
+        is_named_so = (plain := _normalise_column_name(name)) in names or plain.isdecimal()
+        is_counted = hold_whole_numbers(column) and bool((np.diff(column.astype(float)) > 0).all())
+        if not (name.startswith("Unnamed: ") or (is_named_so and is_counted and n + 2 < table.shape[1])):
+            break
         n += 1
     return table.iloc[:, n:]
 
