@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import scbd
-from scbd._shared.labels import label_text, label_values
+from scbd._shared.labels import MISSING_WORDS, label_text, label_values
 from scbd._workflows.inspection import describe_path
 from scbd.data import _tables, read_crops, read_profiles
 from scbd.data._tables import TableError, read_first_rows, read_table_file
@@ -120,7 +120,7 @@ def test_read_profiles_any_dialect_returns_written_spellings_and_values(tmp_path
         written = [spell(value) if value != "" else None for value in frame[name]]
         read = [spell(value) for value in found.obs[name]]
         if found.obs[name].dtype.kind == "f":  # of numbers, a word for missing values is missing
-            written = [None if value in ("NA", "nan", "None", "null") else value for value in written]
+            written = [None if str(value).strip().lower() in MISSING_WORDS else value for value in written]
             read = [value and str(float(value)) for value in read]
             written = [value and str(float(value)) for value in written]
         assert read == written

@@ -229,14 +229,12 @@ def _check_rows_shared(row: np.ndarray, file_of: np.ndarray, paths: Sequence[str
     file_of
         Number of the file of each row, which is the place of its name in ``paths``.
     """
-    pairs, n = np.unique(np.column_stack([file_of, row]), axis=0, return_counts=True)
-    files, rows = pairs.T
+    counts = pd.DataFrame({"file": file_of, "row": row}).value_counts(sort=False).rename("n").reset_index()
+    files = counts["file"].to_numpy()
     size = np.bincount(files, minlength=len(paths))
-    is_profile = np.bincount(files, weights=n > 1, minlength=len(paths)) == 0
-    in_common, equally_often = (
-        _count_common(files, codes)
-        for codes in (rows, np.unique(np.column_stack([rows, n]), axis=0, return_inverse=True)[1])
-    )
+    is_profile = np.bincount(files, weights=counts["n"] > 1, minlength=len(paths)) == 0
+    in_common = _count_common(files, counts["row"].to_numpy())
+    equally_often = _count_common(files, counts.groupby(["row", "n"]).ngroup().to_numpy())
     for (one, other), n_common in in_common.items():
         of_cells = not (is_profile[one] or is_profile[other])
         n_shared = equally_often.get((one, other), 0) if of_cells else n_common
