@@ -42,7 +42,7 @@ def find_position_columns(table: pd.DataFrame) -> dict[str, str]:
 
     If the table lacks one of these columns, the dictionary lacks its key.
     """
-    plain = {plain_name(name).replace("_", ""): name for name in table}
+    plain = {_compact_name(name): name for name in table}
     found = {key: [plain[name] for name in names if name in plain] for key, names in _POSITION_COLUMNS.items()}
     return {key: names[0] for key, names in found.items() if names}
 
@@ -50,6 +50,11 @@ def find_position_columns(table: pd.DataFrame) -> dict[str, str]:
 def plain_name(name: object) -> str:
     """Return the name of a column in lower case, without a prefix such as "Metadata_"."""
     return re.sub(_COLUMN_PREFIX, "", re.sub(r"\W", "_", str(name).lower()))
+
+
+def _compact_name(name: object) -> str:
+    """Return the name of a column in the form of the names in ``_POSITION_COLUMNS``."""
+    return plain_name(name).replace("_", "")
 
 
 def plates_of_rows(obs: pd.DataFrame, where: str, n_files: int, messages: list[str]) -> dict[str, pd.Series]:
@@ -60,13 +65,9 @@ def plates_of_rows(obs: pd.DataFrame, where: str, n_files: int, messages: list[s
     ValueError
         If some files have a column of plates of one name, and other files have one of another name.
     """
-    # a column "barcode" may also be the barcode of a cell in a pooled screen, which says nothing about plates
-    kinds = {column: plain_name(column).replace("_", "") for column in obs}
-    plates = {
-        column: obs[column]
-        for column, kind in kinds.items()
-        if kind in _POSITION_COLUMNS["plate"] and kind != "barcode"
-    }
+    # a column "barcode" is excluded, because it may hold the barcodes of cells in a pooled screen
+    accepted = set(_POSITION_COLUMNS["plate"]) - {"barcode"}
+    plates = {column: obs[column] for column in obs if _compact_name(column) in accepted}
     # a column that has another name in some files has no values in these files
     in_part = [column for column, values in plates.items() if values.isna().any()]
     if n_files > 1 and len(in_part) > 1 and obs[in_part].notna().sum(axis=1).max() <= 1:
@@ -191,16 +192,18 @@ def check_rows_distinct(obs: pd.DataFrame, tables: Mapping[Path, Table]) -> None
         by_columns.setdefault(tuple(columns[columns.isin(obs.columns)]), []).append(number)
     positions = {columns: find_position_columns(pd.DataFrame(columns=columns)) for columns in by_columns}
     for kinds in {tuple(found) for found in positions.values() if "plate" in found}:
-        alike = [columns for columns, found in positions.items() if tuple(found) == kinds]
-        is_compared = np.isin(file_of, [number for columns in alike for number in by_columns[columns]])
+        comparable = [columns for columns, found in positions.items() if tuple(found) == kinds]
+        is_compared = np.isin(file_of, [number for columns in comparable for number in by_columns[columns]])
         rows, files = obs[is_compared], file_of[is_compared]
-        used = {kind: list({positions[columns][kind]: None for columns in alike}) for kind in kinds}
-        keys = {
-            kind: _normalised_text(rows[names].bfill(axis=1).iloc[:, 0], are_wells=kind == "well")
-            for kind, names in used.items()
-        }
-        shared = set.intersection(*map(set, alike)).difference(*used.values())
-        for name in shared:
+        names_of = {kind: {positions[columns][kind] for columns in comparable} for kind in kinds}
+        keys: dict[str, pd.Series] = {}
+        for kind, names in names_of.items():
+            # a column that has another name in some files has no values in these files
+            values = pd.Series(None, rows.index, dtype=object)
+            for name in names:
+                values = values.where(values.notna(), rows[name].astype(object))
+            keys[kind] = _normalised_text(values, are_wells=kind == "well")
+        for name in set.intersection(*map(set, comparable)).difference(*names_of.values()):
             if not _is_quantity(rows[name]):
                 keys[name] = _normalised_text(rows[name], are_wells=False)
             elif rows[name].groupby(files).nunique().max() <= 1:
@@ -250,7 +253,7 @@ def _check_rows_shared(row: np.ndarray, file_of: np.ndarray, paths: Sequence[str
 
 def _count_common(files: np.ndarray, codes: np.ndarray) -> dict[tuple[int, int], int]:
     """Return the number of codes that two files have in common, for each pair of files that share a code."""
-    has_code = sparse.csr_array((np.ones(len(files), dtype=np.int64), (files, codes.ravel())))
+    has_code = sparse.csr_array((np.ones(len(files), dtype=np.int64), (files, codes)))
     common = sparse.triu(has_code @ has_code.T, k=1).tocoo()
     return dict(zip(zip(common.row.tolist(), common.col.tolist(), strict=True), common.data.tolist(), strict=True))
 

@@ -149,7 +149,7 @@ class SetupMixin(BaseMinifiedModeModelClass):
     )
     traits: ModelTraits
     alignment_: EnvironmentAlignment
-    # name of the encoder of a model of this package; a model of a user may name it in its argument `encoder` instead
+    # name of the encoder of a model of this package; a user-defined model may pass it as its argument `encoder` instead
     _encoder_name: str | None = None
     # whether the cells attached to the model differ from the cells that it was trained on
     _has_other_cells = False
@@ -611,8 +611,8 @@ class SetupMixin(BaseMinifiedModeModelClass):
     def _training_defaults(self) -> Mapping[str, Any]:
         """Default arguments of :meth:`train` that depend on the kind of inputs (images or features) and the encoder."""
         if self._inputs.image_key is not None:
-            asked = self._encoder_name or self.init_params_["non_kwargs"].get("encoder")
-            return _SMALL_TRAIN_DEFAULTS if asked is not None and self._encoder(asked) == "small" else {}
+            encoder = self._encoder_name or self.init_params_["non_kwargs"].get("encoder")
+            return _SMALL_TRAIN_DEFAULTS if encoder is not None and self._encoder(encoder) == "small" else {}
         is_linear = any(isinstance(part, IdentityLinear) for part in self.module.modules())
         return _LINEAR_TRAIN_DEFAULTS if is_linear else _MLP_TRAIN_DEFAULTS
 
